@@ -1,0 +1,199 @@
+"""The engine's configuration: one frozen dataclass per concern. Plain data, validated once.
+
+A field's annotation gives its flag its type, the string beneath gives help and docs their text. None means
+"decide automatically"; `core.engine.resolve` decides and returns a configuration without such gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from core.errors import ConfigError
+
+Size = int
+"""An int that flags and files may also write as 1k (1000), 1K (1024), 25.6k, 2M."""
+
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and how it is interpreted."""
+
+    model: str = "scripted:"
+    """Local folder, hub id, or `scripted:`."""
+    served_model_name: list[str] | None = None
+    """Names the API answers to; the first is shown. Default: the model as given."""
+    tokenizer: str | None = None
+    """Folder or hub id of the tokenizer; default: the model's."""
+    tokenizer_mode: str = "auto"
+    """Tokenizer plugin; auto takes the one that fits the model."""
+    skip_tokenizer_init: bool = False
+    """No tokenizer: prompts must be token ids, outputs are token ids."""
+    chat_template: str | None = None
+    """Chat template: a file or the template itself; default: the model's."""
+    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
+    """Type of weights and activations; auto follows the checkpoint and the platform."""
+    max_model_len: Size | None = None
+    """Longest prompt plus output, in tokens; default (or -1, auto): what the model states."""
+    max_logprobs: int = 20
+    """Most log-probabilities a request may ask for per position; -1: no limit."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """Distribution that log-probabilities report: before or after processors and temperature."""
+    seed: int = 0
+    """Seed from which requests without one get theirs."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub, for every file of the model."""
+    hf_token: bool | str | None = None
+    """Hub token; true: the stored one. HF_TOKEN works as well."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Values laid over the model's config.json, as JSON."""
+    trust_remote_code: bool = False
+    """Run Python code from the model's repository. Off: such code is never imported."""
+    generation_config: str = "auto"
+    """auto: sampling defaults from the model; vllm: neutral ones; or a folder with generation_config.json."""
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    """Sampling defaults laid over the model's."""
+    quantization: str | None = None
+    """Quantization method; default: what the checkpoint states."""
+    enforce_eager: bool = False
+    """No graph capture and no compilation."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """How weights come in."""
+
+    load_format: str = "auto"
+    """Weight loader plugin; auto: safetensors files, dummy: random weights."""
+    download_dir: str | None = None
+    """Where hub files go; default: the hub library's cache."""
+    ignore_patterns: list[str] = field(default_factory=lambda: ["original/**/*"])
+    """Files of a hub repository that are not fetched."""
+    use_tqdm_on_load: bool = True
+    """Show a progress bar while weights load (on a terminal)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV cache."""
+
+    block_size: int = 16
+    """Tokens per block."""
+    num_gpu_blocks_override: int | None = None
+    """Exact number of blocks, whatever the memory."""
+    kv_cache_memory_bytes: Size | None = None
+    """Exact bytes of the KV cache."""
+    gpu_memory_utilization: float = 0.9
+    """Share of device memory the engine may take, where the device's memory is its own."""
+    enable_prefix_caching: bool = True
+    """Reuse the cache of equal prompt beginnings."""
+    prefix_caching_hash_algo: Literal["sha256"] = "sha256"
+    """Hash of the prefix chain."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.block_size > 1024:
+            raise ConfigError(f"--block-size {self.block_size} is out of range; use 1 to 1024, usually 16.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization} is not a share; use more than 0, at most 1."
+            )
+        for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value} leaves no cache; give at least 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How requests share the steps."""
+
+    max_num_batched_tokens: Size | None = None
+    """Token budget of one step; default 2048 (offline 4096), raised to the context length without chunking."""
+    max_num_seqs: int | None = None
+    """Most requests running at once; default 128 (offline 256)."""
+    enable_chunked_prefill: bool = True
+    """Split long prompts over steps."""
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens of one request per step; 0: the budget."""
+    scheduling_policy: str = "fcfs"
+    """Order of requests: fcfs, priority, or a plugin's."""
+    async_scheduling: bool | None = None
+    """Schedule the next step while one runs; default: what the executor gains by."""
+    max_waiting: int | None = None
+    """Requests that may wait; more are refused. Default: no limit."""
+    journal: str | None = None
+    """File that records plans and results, for exact replay."""
+    stream_interval: int = 1
+    """Tokens per streamed chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How the model is spread."""
+
+    distributed_executor_backend: str | None = None
+    """Executor plugin; default: uni, the worker in this process."""
+    tensor_parallel_size: int = 1
+    """Ranks that split every layer."""
+    pipeline_parallel_size: int = 1
+    """Ranks that split the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Attention."""
+
+    attention_backend: str = "auto"
+    """Attention backend plugin; auto takes the fastest that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """Where it runs."""
+
+    device: str = "auto"
+    """Platform plugin; auto takes the first available."""
+    num_threads: int | None = None
+    """CPU threads of a worker; default: the cores this process may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig:
+    """What is said about what happens."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least important log lines shown."""
+    enable_log_requests: bool = False
+    """Log each request (its id and sizes, never its text)."""
+    disable_log_stats: bool = False
+    """No metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginsConfig:
+    """Which plugins."""
+
+    plugins: list[str] = field(default_factory=list)
+    """Selection: NAME, "NAME>=1.2", +NAME, no:NAME, none, ./file.py, pkg.module."""
+    plugins_lock: str | None = None
+    """Lock file; any other set of plugins is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything, as one object that can be printed and sent to another process."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the plugins' own options, by option name."""

@@ -1,0 +1,48 @@
+"""Every error a user of the engine can meet. Knows words, no machinery.
+
+A message says what was wrong with its value, what was expected, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EngineError(Exception):
+    """Base of everything the engine raises on purpose."""
+
+
+class ConfigError(EngineError, ValueError):
+    """A flag, file or keyword that cannot work; raised before anything heavy starts."""
+
+
+class InvalidRequest(EngineError, ValueError):
+    """A request refused at the edge: names the field and the limit; the engine never saw it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        """Name of the offending request field, as the client spelt it."""
+
+
+class PluginError(EngineError):
+    """A plugin that is missing, broken or breaks a contract; always names whose it is."""
+
+
+class ModelError(EngineError):
+    """A checkpoint that cannot be served: what, where, what to do."""
+
+
+class RequestFailed(EngineError):
+    """One request failed inside the engine; its resources are back, its neighbours unharmed."""
+
+
+class EngineDead(EngineError):
+    """The engine loop has ended; no request can be served by this object any more."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""

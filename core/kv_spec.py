@@ -1,0 +1,79 @@
+"""What a layer keeps in the KV cache, and how the cache is laid out. Torch-free, plain data.
+
+Layers of one spec share block tables; a set of layers that shares one table is a group. Groups whose pages
+have equal bytes draw from one pool of blocks; others have their own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class FullAttention(msgspec.Struct, frozen=True, tag="full"):
+    """Keys and values of every earlier token."""
+
+    kv_heads: int
+    head_size: int
+    dtype: str
+    block_size: int | None = None
+    """Tokens per block; None takes the configured size."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes one token takes in one layer."""
+        return 2 * self.kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+
+
+class SlidingWindow(FullAttention, frozen=True, tag="sliding", kw_only=True):
+    """Keys and values of the last `window` tokens, the current one included."""
+
+    window: int
+
+
+class ChunkedLocal(FullAttention, frozen=True, tag="chunked", kw_only=True):
+    """Keys and values back to the start of the current chunk of `chunk` positions."""
+
+    chunk: int
+
+
+KVSpec = FullAttention | SlidingWindow | ChunkedLocal
+
+
+class LayerKV(msgspec.Struct, frozen=True):
+    """One caching layer of a model: its weight prefix and what it keeps."""
+
+    name: str
+    spec: KVSpec
+
+
+class GroupLayout(msgspec.Struct, frozen=True):
+    """Layers that share one block table per request."""
+
+    spec: KVSpec
+    layers: list[int]
+    """Indices into the model's caching layers; the i-th uses slot i of the pool's pages."""
+    block_size: int
+    pool: int
+
+
+class PoolLayout(msgspec.Struct, frozen=True):
+    """Blocks of equal bytes, shared by all groups that name this pool."""
+
+    num_blocks: int
+    slot_bytes: int
+    """Bytes of one block in one layer slot."""
+    num_slots: int
+    """Layer slots per block: a block takes slot_bytes * num_slots in all."""
+
+
+class KVLayout(msgspec.Struct, frozen=True):
+    """How the KV memory of one worker is divided; made by `core.kv.layout`, obeyed by the worker."""
+
+    groups: list[GroupLayout]
+    pools: list[PoolLayout]
+    hash_block_size: int
+    """Tokens per link of the prefix hash chain; divides every group's block size."""

@@ -1,0 +1,126 @@
+"""What crosses between scheduler, worker and client: plain data only.
+
+The scheduler writes a `StepPlan`, the worker answers with a `StepResult` of the same step id. Both are
+msgspec structs, so the same objects travel in process and, encoded as msgpack, between processes. A row is
+the index of a request in the worker's persistent batch; it belongs to one request from its `NewRow` until a
+later plan lists it in `ended`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.kv_spec import LayerKV
+from core.types import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """One sequence to complete, as admitted: everything resolved, nothing left to look up."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    """Sampling noise is a function of (seed, position) and of nothing else; 64 bits."""
+    max_tokens: int
+    """Upper bound on generated tokens, already cut to the context length."""
+    eos_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrival_s: float = 0.0
+    cache_salt: str = ""
+    """Prefix-cache entries are shared only between requests with an equal salt."""
+    output_token_ids: list[int] = []
+    """Tokens already generated (and sent) by an earlier life of the request; generation goes on after them."""
+
+
+class NewRow(msgspec.Struct, array_like=True, frozen=True):
+    """A request that enters the batch: first admission or resumption after preemption."""
+
+    row: int
+    request_id: str
+    token_ids: list[int]
+    """Every known token: the prompt, then what was generated so far."""
+    prompt_len: int
+    sampling: SamplingParams
+    seed: int
+    eos_token_ids: tuple[int, ...]
+    blocks: list[list[int]]
+    """Block table per KV group, covering cached and planned tokens."""
+
+
+class StepPlan(msgspec.Struct, array_like=True, frozen=True):
+    """What one forward step must do: complete for new rows, columnar differences for running ones.
+
+    `ended` is applied first, then `new`, then `blocks`. `rows`, `starts` and `counts` are parallel; their
+    order is the order of the tokens in the step. Prefill, chunks and decode differ only in the counts. A plan
+    holds positions, never sampled ids: a token not yet returned is in the worker's own token buffer.
+    """
+
+    step: int
+    ended: list[int]
+    """Rows whose request has left; nothing in flight names them any more when they are given to another."""
+    new: list[NewRow]
+    blocks: list[tuple[int, int, list[int]]]
+    """(row, group, block ids to append to that table), for running rows only."""
+    rows: list[int]
+    starts: list[int]
+    """First position to compute, per entry of `rows`."""
+    counts: list[int]
+    """Number of tokens to compute, per entry of `rows`."""
+    samples: list[int]
+    """Indices into `rows` of those that reach the end of their tokens and sample the next one."""
+    payloads: dict[str, bytes] = {}
+    """Opaque data of scheduler extensions for their worker half, by extension name."""
+
+
+class Logprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities at one position: the token itself first, then the best ones, best first."""
+
+    token_ids: list[int]
+    values: list[float]
+    rank: int
+    """1 + number of tokens more probable than the token itself."""
+
+
+class StepResult(msgspec.Struct, array_like=True, frozen=True):
+    """What one step produced. `rows` and `tokens` are parallel to the plan's `samples`."""
+
+    step: int
+    rows: list[int]
+    tokens: list[list[int]]
+    """Accepted tokens per sampled row; empty for a row named in `errors`."""
+    logprobs: dict[int, list[Logprobs]] = {}
+    """Per row, one entry per accepted token; only rows that asked."""
+    prompt_logprobs: dict[int, list[Logprobs]] = {}
+    """Per row, for the positions start+1 .. start+count of this step that lie inside the prompt."""
+    errors: dict[int, str] = {}
+    """Rows that failed alone, with the reason (plugin named where one is to blame)."""
+    payloads: dict[str, bytes] = {}
+
+
+class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
+    """What became known about one request in one step; what the client side turns into text."""
+
+    request_id: str
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    """None while running; "stop", "length", "abort" or "error"."""
+    stop_reason: int | str | None = None
+    """The stop token id that ended it, where one did."""
+    logprobs: list[Logprobs] | None = None
+    prompt_logprobs: list[Logprobs] | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens served from the prefix cache at first admission."""
+    error: str | None = None
+
+
+class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """What a started worker tells the engine before memory is divided."""
+
+    layers: list[LayerKV]
+    """What each caching layer needs, in layer order."""
+    kv_memory_bytes: int
+    """Bytes this worker may spend on its KV cache."""
+    vocab_size: int
+    weight_bytes: int = 0
+    device: str = "cpu"
