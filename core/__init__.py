@@ -1,1 +1,45 @@
-"""The kernel of the engine."""
+"""An LLM inference and serving engine: a small kernel, everything else a plugin.
+
+`from core import LLM, AsyncLLM, SamplingParams` is the Python API; importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from core.engine.async_llm import AsyncLLM
+    from core.engine.llm import LLM
+    from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, TextPrompt, TokensPrompt
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncLLM": "core.engine.async_llm",
+    "LLM": "core.engine.llm",
+    "CompletionOutput": "core.types",
+    "RequestOutput": "core.types",
+    "RequestOutputKind": "core.types",
+    "SamplingParams": "core.types",
+    "TextPrompt": "core.types",
+    "TokensPrompt": "core.types",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'core' has no attribute {name!r}")
+    import importlib  # lazy: the engine's modules are imported with the first name that needs them
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

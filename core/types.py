@@ -263,6 +263,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
+    num_tokens: int = 0
+    """Tokens generated so far, also where `token_ids` holds only the newest."""
 
     def finished(self) -> bool:
         """Say whether this sequence has ended."""

@@ -1,0 +1,157 @@
+"""The edge: a prompt and its parameters become engine requests, or are refused with field and limit.
+
+Every bound that depends on the model is checked here, before anything is queued, so that nothing a client
+sends can reach the engine loop unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from core.errors import InvalidRequest
+from core.sampling import unserved_params
+from core.step import EngineRequest
+from core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from core.contracts import LogitsProcessor, Tokenizer
+
+MASK: Final = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the model bounds."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+    eos_token_ids: tuple[int, ...]
+
+
+def mix_seed(seed: int, salt: int) -> int:
+    """Return a 64-bit seed that depends on both numbers; equal inputs give equal seeds on every machine."""
+    digest = hashlib.blake2b(struct.pack("<QQ", seed & MASK, salt & MASK), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # fits a signed 64-bit tensor
+
+
+class Admission:
+    """Checks requests against the model's limits and gives each sequence its seed."""
+
+    def __init__(
+        self,
+        limits: ModelLimits,
+        tokenizer: Tokenizer | None,
+        processors: Iterable[type[LogitsProcessor]],
+        seed: int,
+    ) -> None:
+        self.limits = limits
+        self._tokenizer = tokenizer
+        self._processors = tuple(processors)
+        self._seed = seed
+        self._num_admitted = 0
+
+    def admit(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        arrival_s: float,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> list[EngineRequest]:
+        """Return one engine request per sequence. Raises `InvalidRequest` naming the field and the limit."""
+        prompt = self._fit_prompt(prompt_token_ids, sampling)
+        self._check_tokens(sampling)
+        self._check_logprobs(sampling)
+        for name in unserved_params(sampling, self._processors):
+            raise InvalidRequest(
+                name, "no loaded logits processor serves it; `engine plugins explain logits_processors` lists them."
+            )
+        if sampling.stop and self._tokenizer is None:
+            raise InvalidRequest("stop", "there is no tokenizer, so texts cannot be found; use stop_token_ids.")
+        if sampling.bad_words:
+            sampling = sampling.clone(bad_words_token_ids=self._bad_words(sampling.bad_words))
+        room = self.limits.max_model_len - len(prompt)
+        max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        seed = self._next_seed() if sampling.seed is None else sampling.seed & (MASK >> 1)
+        return [
+            EngineRequest(
+                request_id=request_id if sampling.n == 1 else f"{request_id}#{index}",
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                seed=seed if index == 0 else mix_seed(seed, index),
+                max_tokens=max_tokens,
+                eos_token_ids=self.limits.eos_token_ids,
+                priority=priority,
+                arrival_s=arrival_s,
+                cache_salt=cache_salt,
+            )
+            for index in range(sampling.n)
+        ]
+
+    def _next_seed(self) -> int:
+        self._num_admitted += 1
+        return mix_seed(self._seed, self._num_admitted)
+
+    def _fit_prompt(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[int]:
+        """Return the prompt as a list, truncated where the request asks for it, every id in the vocabulary."""
+        prompt = list(prompt_token_ids)
+        keep = sampling.truncate_prompt_tokens
+        most = self.limits.max_model_len - 1
+        if keep is not None:
+            keep = most if keep == -1 else keep
+            if keep > most:
+                raise InvalidRequest("truncate_prompt_tokens", f"must be at most {most} (the context), not {keep}.")
+            prompt = prompt[len(prompt) - keep :] if len(prompt) > keep else prompt
+        if not prompt:
+            raise InvalidRequest("prompt", "is empty; at least one token is needed.")
+        if len(prompt) > most:
+            raise InvalidRequest(
+                "prompt",
+                f"has {len(prompt)} tokens, but the context holds {self.limits.max_model_len} with at least one to "
+                "generate. Shorten it, or set truncate_prompt_tokens.",
+            )
+        vocab = self.limits.vocab_size
+        for token in prompt:
+            if type(token) is not int or not 0 <= token < vocab:
+                raise InvalidRequest("prompt", f"token id {token!r} is outside the vocabulary of {vocab}.")
+        return prompt
+
+    def _check_tokens(self, sampling: SamplingParams) -> None:
+        vocab = self.limits.vocab_size
+        for field, ids in (
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("allowed_token_ids", sampling.allowed_token_ids or ()),
+            ("logit_bias", sampling.logit_bias or ()),
+        ):
+            for token in ids:
+                if token >= vocab:
+                    raise InvalidRequest(field, f"token id {token} is outside the vocabulary of {vocab}.")
+
+    def _check_logprobs(self, sampling: SamplingParams) -> None:
+        most = self.limits.max_logprobs
+        if most == -1:
+            return
+        for field in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(sampling, field)
+            if wanted is not None and (wanted > most or wanted == -1):
+                shown = "the whole vocabulary" if wanted == -1 else wanted
+                raise InvalidRequest(field, f"asks for {shown}, at most {most} are allowed (--max-logprobs).")
+
+    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token sequences of each word, at the start of a text and after a space."""
+        if self._tokenizer is None:
+            raise InvalidRequest("bad_words", "there is no tokenizer, so texts cannot be avoided.")
+        out: list[list[int]] = []
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+                if ids and ids not in out:
+                    out.append(ids)
+        return out

@@ -1,0 +1,248 @@
+"""`LLM`: the engine inside this process, driven until everything asked for is done."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from core.engine.build import EngineParts, build, load_from_kwargs
+from core.engine.output import OutputProcessor
+from core.engine.rendering import Prompt
+from core.errors import InvalidRequest
+from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.contracts import Tokenizer
+    from core.plugin import Registry
+
+Conversation = Sequence[Mapping[str, Any]]
+Progress = bool | Callable[..., Any]
+
+
+class LLM:
+    """Offline inference; keywords and methods as in vLLM.
+
+    Every configuration field and every plugin's option is a keyword. Not safe to call from several threads.
+    """
+
+    def __init__(self, model: str | None = None, **kwargs: Any) -> None:
+        """Load a model: a local folder, a hub id or a plugin's name such as `scripted:`.
+
+        Raises `ConfigError`, `PluginError` or `ModelError` with what is wrong and what to do.
+        """
+        if model is not None:
+            kwargs["model"] = model
+        self._open(*load_from_kwargs(kwargs))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, registry: Registry) -> Self:
+        """Return an engine for a complete configuration and loaded plugins."""
+        llm = cls.__new__(cls)
+        llm._open(config, registry)
+        return llm
+
+    def _open(self, config: EngineConfig, registry: Registry) -> None:
+        self._parts: EngineParts = build(config, registry, serving=False)
+        self._outputs = OutputProcessor(self._parts.tokenizer)
+        self._ids = itertools.count()
+
+    # --- generation
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come in the order of the prompts.
+
+        Without sampling parameters the model's own defaults hold. Raises `InvalidRequest` before anything
+        runs when one of the requests cannot be served.
+        """
+        listed = _listed(prompts)
+        return self._run([self._parts.renderer.prompt(p) for p in listed], sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: Progress = True,
+        *,
+        priority: Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several; options as in `preprocess_chat`."""
+        return self._run(self._render(messages, options), sampling_params, use_tqdm, priority)
+
+    def preprocess_chat(self, messages: Conversation | Sequence[Conversation], **options: Any) -> list[dict[str, Any]]:
+        """Return the token prompts `chat` would run.
+
+        Options: chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs.
+        """
+        return [{"prompt_token_ids": p.token_ids, "prompt": p.text} for p in self._render(messages, options)]
+
+    def _render(self, messages: Conversation | Sequence[Conversation], options: dict[str, Any]) -> list[Prompt]:
+        options["template_kwargs"] = options.pop("chat_template_kwargs", None)
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return [self._parts.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: Progress,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = self._params(sampling_params, len(prompts))
+        ranks = _one_each("priority", priority, len(prompts))
+        ids = [str(next(self._ids)) for _ in prompts]
+        try:
+            for request_id, prompt, sampling, rank in zip(ids, prompts, params, ranks, strict=True):
+                self.add_request(request_id, prompt, sampling, priority=rank)
+            done = {output.request_id: output for output in self._drain(len(prompts), use_tqdm)}
+        except BaseException:
+            self.abort(ids)
+            raise
+        return [done[request_id] for request_id in ids]
+
+    def _params(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        if isinstance(sampling_params, SamplingParams):
+            listed = [sampling_params] * count
+        else:
+            listed = list(sampling_params)
+            if len(listed) != count:
+                raise InvalidRequest("sampling_params", f"holds {len(listed)}, but there are {count} prompts.")
+        return [p.clone(output_kind=RequestOutputKind.FINAL_ONLY) for p in listed]
+
+    def _drain(self, count: int, use_tqdm: Progress) -> Iterable[RequestOutput]:
+        bar = _progress_bar(use_tqdm, count)
+        try:
+            while self.has_unfinished_requests():
+                for output in self.step():
+                    if output.finished:
+                        bar.update(1)
+                        yield output
+        finally:
+            bar.close()
+
+    # --- one step at a time
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType | Prompt,
+        sampling_params: SamplingParams,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queue one request for `step`. Raises `InvalidRequest` naming field and limit."""
+        if request_id in self._outputs:
+            raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
+        parts = self._parts
+        ready = prompt if isinstance(prompt, Prompt) else parts.renderer.prompt(prompt)
+        requests = parts.admission.admit(
+            request_id,
+            ready.token_ids,
+            sampling_params,
+            arrival_s=time.monotonic(),
+            priority=priority,
+            cache_salt=ready.cache_salt,
+        )
+        parts.core.add(requests)
+        self._outputs.add(request_id, ready.text, requests, sampling_params)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return the outputs that changed, as each request's `output_kind` says."""
+        outputs, aborts = self._outputs.process(self._parts.core.step(), time.monotonic())
+        if aborts:
+            self._parts.core.abort(aborts)
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Say whether `step` has anything left to do."""
+        return self._parts.core.has_work
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests early; unknown ids are passed over."""
+        for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+            self._parts.core.abort(self._outputs.engine_ids(request_id))
+            self._outputs.drop(request_id)
+
+    # --- around it
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration in force, every automatic value decided."""
+        return self._parts.config
+
+    @property
+    def core(self) -> Any:
+        """The engine core, for tests and tools."""
+        return self._parts.core
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """Return the model's tokenizer."""
+        return self._parts.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters the model's generation config asks for."""
+        return SamplingParams.from_optional(**self._parts.sampling_defaults)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
+        return self._parts.core.scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Release the model and its workers; safe to call twice."""
+        self._parts.core.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+class _NoBar:
+    def update(self, count: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _progress_bar(use_tqdm: Progress, total: int) -> Any:
+    """Return a tqdm bar, what the caller's own factory makes, or something silent."""
+    if not use_tqdm or total == 0:
+        return _NoBar()
+    if callable(use_tqdm):
+        return use_tqdm(total=total, desc="Processed prompts", unit="req")
+    from tqdm import tqdm  # lazy: only interactive use needs it
+
+    return tqdm(total=total, desc="Processed prompts", unit="req", dynamic_ncols=True, disable=None)
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """Return a list of prompts: a text, ids or a dict alone is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    listed = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def _one_each(field: str, values: Sequence[int] | None, count: int) -> Sequence[int]:
+    if values is None:
+        return [0] * count
+    if len(values) != count:
+        raise InvalidRequest(field, f"holds {len(values)} values, but there are {count} prompts.")
+    return values

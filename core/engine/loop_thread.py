@@ -1,0 +1,117 @@
+"""The thread that owns an `EngineCore`: takes commands, steps while there is work, hands deltas on."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from core.errors import EngineDead
+
+if TYPE_CHECKING:
+    from core.engine.core import EngineCore
+    from core.step import RequestDelta
+
+log = logging.getLogger(__name__)
+
+Command = tuple[Callable[[], Any] | None, "Future[Any]"]
+
+
+class LoopThread:
+    """Runs an engine core in a thread of its own.
+
+    Commands run between steps, in order. `deliver` and `died` are called from the thread.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        deliver: Callable[[Sequence[RequestDelta]], None],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        self._core = core
+        self._deliver = deliver
+        self._died = died
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._error: BaseException | None = None
+        self._stopping = False
+        self.last_beat_s = time.monotonic()
+        """When the loop last turned; a stale value while there is work means a step hangs."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the loop, if anything did."""
+        return self._error
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether the loop still turns."""
+        return self._thread.is_alive() and self._error is None
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run a function in the loop's thread, between steps; the future holds what it returns or raises."""
+        future: Future[Any] = Future()
+        if self._stopping or self._error is not None:
+            future.set_exception(EngineDead(f"the engine has stopped: {self._error or 'shut down'}"))
+        else:
+            self._inbox.put((function, future))
+        return future
+
+    def stop(self) -> None:
+        """End the loop after the current step and release the core; safe to call twice."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._inbox.put((None, Future()))
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:  # noqa: BLE001 - whatever ends the loop must reach every waiting request
+            self._error = error
+            log.exception("the engine loop has ended")
+            self._died(error)
+        finally:
+            self._refuse_waiting()
+            self._core.shutdown()
+
+    def _turn(self) -> bool:
+        """Take waiting commands, then run one step; block when there is nothing to do."""
+        self.last_beat_s = time.monotonic()
+        progressed = self._core.has_work
+        while True:
+            try:
+                function, future = self._inbox.get(block=not progressed)
+            except queue.Empty:
+                break
+            if function is None:
+                return False
+            progressed = True
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:  # noqa: BLE001 - the caller of the command gets it
+                    future.set_exception(error)
+        if self._core.has_work:
+            deltas = self._core.step()
+            if deltas:
+                self._deliver(deltas)
+        return True
+
+    def _refuse_waiting(self) -> None:
+        while not self._inbox.empty():
+            _, future = self._inbox.get()
+            if not future.done():
+                future.set_exception(EngineDead(f"the engine has stopped: {self._error or 'shut down'}"))

@@ -1,0 +1,70 @@
+"""One request's way from the engine to its reader: holds at most one output, merged while nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+
+from core.types import CompletionOutput, RequestOutput
+
+
+class Mailbox:
+    """Asyncio-side slot for the outputs of one request.
+
+    A slow reader costs no memory beyond its own text: deltas are merged, cumulative outputs replaced.
+    """
+
+    __slots__ = ("_delta", "_error", "_ready", "_waiting")
+
+    def __init__(self, delta: bool) -> None:
+        self._delta = delta
+        self._waiting: RequestOutput | None = None
+        self._error: BaseException | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output; call from the event loop's thread."""
+        if self._waiting is None or not self._delta:
+            self._waiting = output
+        else:
+            self._waiting = merge(self._waiting, output)
+        self._ready.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the reader raise `error` once it has read what is here."""
+        self._error = error
+        self._ready.set()
+
+    async def get(self) -> RequestOutput:
+        """Wait for the next output."""
+        await self._ready.wait()
+        output, self._waiting = self._waiting, None
+        if output is None:
+            assert self._error is not None
+            raise self._error
+        if self._error is None:
+            self._ready.clear()
+        return output
+
+
+def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Return one output that says what two successive deltas say."""
+    by_index = {completion.index: completion for completion in first.outputs}
+    for new in second.outputs:
+        old = by_index.get(new.index)
+        by_index[new.index] = new if old is None else _join(old, new)
+    second.outputs = list(by_index.values())
+    return second
+
+
+def _join(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+    logprobs = new.logprobs if old.logprobs is None else old.logprobs + (new.logprobs or [])
+    return CompletionOutput(
+        index=new.index,
+        text=old.text + new.text,
+        token_ids=[*old.token_ids, *new.token_ids],
+        cumulative_logprob=new.cumulative_logprob,
+        logprobs=logprobs,
+        finish_reason=new.finish_reason,
+        stop_reason=new.stop_reason,
+        num_tokens=new.num_tokens,
+    )

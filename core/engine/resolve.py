@@ -1,0 +1,143 @@
+"""Every automatic decision, made once, in one place, before anything heavy starts.
+
+Takes the user's configuration with its gaps and returns one without, after plugins have seen the decisions.
+Knows limits and defaults; knows no model family and no device.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from core.config import EngineConfig
+from core.errors import ConfigError, ModelError, did_you_mean
+
+if TYPE_CHECKING:
+    from core.contracts import ModelSource, Platform
+    from core.plugin import Registry
+
+log = logging.getLogger(__name__)
+
+OFFLINE_TOKENS, OFFLINE_SEQS = 4096, 256
+SERVING_TOKENS, SERVING_SEQS = 2048, 128
+SAME_DTYPE = {"float": "float32", "half": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration without gaps, the model it is for, and the platform it runs on."""
+
+    config: EngineConfig
+    source: ModelSource
+    platform: Platform
+    context_is_chosen: bool
+    """True when the user set the context length, so that it must not be cut to fit the memory."""
+
+
+def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resolved:
+    """Find the model, decide what was left open, let plugins change it, and return the result.
+
+    Raises `ModelError` when nobody knows the model and `ConfigError` for settings that exclude each other.
+    """
+    source = _find_model(config, registry)
+    platform = _pick_platform(config, registry)
+    decisions = _decide(config, source, platform, serving)
+    changed = registry.resolve(decisions)
+    return Resolved(_apply(config, {**decisions, **changed}), source, platform, config.model.max_model_len is not None)
+
+
+def _find_model(config: EngineConfig, registry: Registry) -> ModelSource:
+    source = registry.find_model(config.model.model, config)
+    if source is None:
+        raise ModelError(
+            f"no plugin knows the model {config.model.model!r}: it is no folder with a config.json, no hub id and no "
+            "name of a plugin's own (such as `scripted:`). Check the spelling, and `engine plugins list` for what is on."
+        )
+    return source
+
+
+def _pick_platform(config: EngineConfig, registry: Registry) -> Platform:
+    """Return the platform asked for, or the first available by priority."""
+    wanted = config.device.device
+    candidates = registry.entries("platforms")
+    names = [registered.entry.name for registered in candidates]
+    if wanted != "auto" and wanted not in names:
+        raise ConfigError(
+            f"unknown device {wanted!r}; available: {', '.join(names) or 'none'}{did_you_mean(wanted, names)}"
+        )
+    for registered in sorted(candidates, key=lambda r: (-r.entry.priority, r.entry.name)):
+        if wanted not in ("auto", registered.entry.name):
+            continue
+        platform: Platform = registry.load(registered)()
+        if platform.is_available():
+            return platform
+    raise ConfigError(
+        f"no platform fits: asked for {wanted!r}, registered: {', '.join(names) or 'none'}. "
+        "Load a platform plugin (the builtin one is `platform_cpu`) or choose another --device."
+    )
+
+
+def _decide(config: EngineConfig, source: ModelSource, platform: Platform, serving: bool) -> dict[str, Any]:
+    scheduler = config.scheduler
+    max_model_len = _context_length(config.model.max_model_len, source)
+    seqs = scheduler.max_num_seqs or (SERVING_SEQS if serving else OFFLINE_SEQS)
+    tokens = scheduler.max_num_batched_tokens
+    if tokens is None:
+        tokens = SERVING_TOKENS if serving else OFFLINE_TOKENS
+        if not scheduler.enable_chunked_prefill:
+            tokens = max(tokens, max_model_len)
+        tokens = min(tokens, seqs * max_model_len)
+    elif not scheduler.enable_chunked_prefill and tokens < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is smaller than the context of {max_model_len} tokens while chunked "
+            "prefill is off, so long prompts could never start. Raise it, lower --max-model-len, or allow chunking."
+        )
+    if scheduler.max_num_seqs is None:
+        seqs = min(seqs, tokens)
+    dtype = SAME_DTYPE.get(config.model.dtype, config.model.dtype)
+    return {
+        "device": platform.name,
+        "dtype": platform.pick_dtype(source.checkpoint_dtype) if dtype == "auto" else dtype,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": seqs,
+        "attention_backend": config.attention.attention_backend,
+        "executor": config.parallel.distributed_executor_backend or "uni",
+        "async_scheduling": bool(scheduler.async_scheduling),
+    }
+
+
+def _context_length(wanted: int | None, source: ModelSource) -> int:
+    if wanted is None or wanted == -1:
+        return source.max_model_len
+    if wanted < 1:
+        raise ConfigError(f"--max-model-len {wanted} leaves no room for a token; give at least 2, or -1 for automatic.")
+    if wanted > source.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {source.max_model_len} tokens {source.name!r} was made for. "
+            "Lower it, or raise the model's own limit with --hf-overrides if you know it holds."
+        )
+    return wanted
+
+
+def _apply(config: EngineConfig, decisions: dict[str, Any]) -> EngineConfig:
+    """Write decisions into the sections they belong to."""
+    known = {"max_model_len", "dtype", "max_num_batched_tokens", "max_num_seqs", "async_scheduling"}
+    known |= {"attention_backend", "executor", "device"}
+    unknown = sorted(set(decisions) - known)
+    if unknown:
+        raise ConfigError(f"a plugin decided {unknown[0]!r}, which is not a decision; there are {sorted(known)}.")
+    return replace(
+        config,
+        model=replace(config.model, dtype=decisions["dtype"], max_model_len=decisions["max_model_len"]),
+        scheduler=replace(
+            config.scheduler,
+            max_num_batched_tokens=decisions["max_num_batched_tokens"],
+            max_num_seqs=decisions["max_num_seqs"],
+            async_scheduling=decisions["async_scheduling"],
+        ),
+        attention=replace(config.attention, attention_backend=decisions["attention_backend"]),
+        parallel=replace(config.parallel, distributed_executor_backend=decisions["executor"]),
+        device=replace(config.device, device=decisions["device"]),
+    )
