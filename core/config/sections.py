@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from core.config.values import CommaList, ContextSize, Size
 from core.errors import ConfigError
-
-Size = int
-"""An int that flags and files may also write as 1k (1000), 1K (1024), 25.6k, 2M."""
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -36,7 +34,7 @@ class ModelConfig:
     """Chat template: a file or the template itself; default: the model's."""
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
     """Type of weights and activations; auto follows the checkpoint and the platform."""
-    max_model_len: Size | None = None
+    max_model_len: ContextSize | None = None
     """Longest prompt plus output, in tokens; default (or -1, auto): what the model states."""
     max_logprobs: int = 20
     """Most log-probabilities a request may ask for per position; -1: no limit."""
@@ -60,6 +58,19 @@ class ModelConfig:
     """Quantization method; default: what the checkpoint states."""
     enforce_eager: bool = False
     """No graph capture and no compilation."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("--model is empty; give a local folder, a hub id, or `scripted:`.")
+        if self.served_model_name is not None and not all(self.served_model_name or [""]):
+            raise ConfigError("--served-model-name holds no usable name; give at least one, none of them empty.")
+        _at_least("max_logprobs", self.max_logprobs, -1)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"--seed {self.seed} does not fit 64 bits; use -2**63 to 2**63-1.")
+        if self.max_model_len is not None and self.max_model_len != -1 and self.max_model_len < 1:
+            raise ConfigError(
+                f"--max-model-len {self.max_model_len} leaves no room for a token; give at least 2, or -1 for automatic."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,13 @@ class SchedulerConfig:
     stream_interval: int = 1
     """Tokens per streamed chunk."""
 
+    def __post_init__(self) -> None:
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _at_least("max_waiting", self.max_waiting, 0)
+        _at_least("stream_interval", self.stream_interval, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
@@ -140,6 +158,10 @@ class ParallelConfig:
     """Ranks that split every layer."""
     pipeline_parallel_size: int = 1
     """Ranks that split the layers."""
+
+    def __post_init__(self) -> None:
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +181,9 @@ class DeviceConfig:
     num_threads: int | None = None
     """CPU threads of a worker; default: the cores this process may use."""
 
+    def __post_init__(self) -> None:
+        _at_least("num_threads", self.num_threads, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
@@ -176,7 +201,7 @@ class ObservabilityConfig:
 class PluginsConfig:
     """Which plugins."""
 
-    plugins: list[str] = field(default_factory=list)
+    plugins: CommaList = field(default_factory=list)
     """Selection: NAME, "NAME>=1.2", +NAME, no:NAME, none, ./file.py, pkg.module."""
     plugins_lock: str | None = None
     """Lock file; any other set of plugins is refused."""
@@ -197,3 +222,8 @@ class EngineConfig:
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values of the plugins' own options, by option name."""
+
+
+def _at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"--{name.replace('_', '-')} {value} is too small; use at least {low}.")

@@ -1,0 +1,119 @@
+"""The table of everything that can be configured: section fields and plugins' options, as equals.
+
+Flags, files, keywords, help and the reference page are all read from it. Knows no argv and no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from core.config.sections import EngineConfig
+from core.config.values import BadValue, ValueType
+from core.errors import ConfigError, did_you_mean
+
+OPTIONS: Final = "options"
+"""Section of the values that belong to plugins."""
+
+
+class NamedPlugin(Protocol):
+    """What the table needs to know of a plugin."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class OptionSpec(Protocol):
+    """What the table needs to know of a plugin's option (`core.plugin.entry.Option`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> Any: ...
+    @property
+    def default(self) -> Any: ...
+    @property
+    def help(self) -> str: ...
+    @property
+    def refuse(self) -> str | None: ...
+
+
+PluginOptions = Iterable[tuple[NamedPlugin, OptionSpec]]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One configurable value."""
+
+    name: str
+    section: str
+    """Section of `EngineConfig` it is stored in; `options` for a plugin's."""
+    group: str
+    """Section or plugin name: title in help, table in files."""
+    type: ValueType
+    default: Any
+    help: str | None = None
+    """Text of a plugin's option; a section field's is beneath it in the source (`core.config.docs`)."""
+    refuse: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """The flag, in its usual spelling."""
+        return "--" + self.name.replace("_", "-")
+
+
+class FieldTable:
+    """All fields by flat name. Raises `ConfigError` for options that clash or have an impossible type."""
+
+    def __init__(self, options: PluginOptions = ()) -> None:
+        self.by_name: dict[str, Field] = {}
+        self.sections: Final = section_types()
+        for section, kind in self.sections.items():
+            hints = typing.get_type_hints(kind, include_extras=True)
+            for item in dataclasses.fields(kind):
+                made = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+                value = ValueType.of(hints[item.name], item.name)
+                self.by_name[item.name] = Field(item.name, section, section, value, made)
+        for plugin, option in options:
+            self._add_option(plugin.name, option)
+
+    def _add_option(self, plugin: str, option: OptionSpec) -> None:
+        known = self.by_name.get(option.name)
+        if known is not None and option.refuse:
+            return
+        if known is not None and not known.refuse:
+            owner = "the engine itself" if known.section != OPTIONS else f"plugin {known.group!r}"
+            raise ConfigError(
+                f"plugin {plugin!r} contributes option {option.name!r}, which {owner} has already. "
+                f"Rename one of them, or leave one plugin out with --plugins no:{plugin}."
+            )
+        kind = ValueType.of(option.type, option.name)
+        try:
+            default = option.default if option.default is None else kind.convert(option.default)
+        except BadValue as error:
+            raise ConfigError(f"plugin {plugin!r}: default of option {option.name!r}: {error}") from error
+        self.by_name[option.name] = Field(option.name, OPTIONS, plugin, kind, default, option.help, option.refuse)
+
+    def find(self, spelt: str, where: str = "") -> Field:
+        """Return the field of this name, dashes allowed. Raises `ConfigError` with the nearest one."""
+        found = self.by_name.get(spelt.replace("-", "_"))
+        if found is None:
+            hint = did_you_mean(spelt.replace("-", "_"), self.by_name)
+            raise ConfigError(f"{where}unknown option {spelt!r}{hint or '; `engine config` lists all there are'}")
+        return found
+
+    def groups(self) -> dict[str, list[Field]]:
+        """Return the fields by section or plugin, in order of declaration."""
+        groups: dict[str, list[Field]] = {}
+        for found in self.by_name.values():
+            groups.setdefault(found.group, []).append(found)
+        return groups
+
+
+def section_types() -> Mapping[str, type[Any]]:
+    """Return the sections of `EngineConfig` by name, without the plugins' options."""
+    hints = typing.get_type_hints(EngineConfig)
+    return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}

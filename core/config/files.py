@@ -1,0 +1,96 @@
+"""Configuration files: TOML and YAML, keys flat or in tables named after a section or a plugin."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.config.fields import OPTIONS, Field, FieldTable
+from core.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A file as it was read: keys not yet looked up, because plugins may still add some."""
+
+    path: Path
+    text: str
+    content: Mapping[str, Any]
+
+    def place(self, key: str, table: str | None = None) -> str:
+        """Return file, line and table of a key, for messages."""
+        lines, start = self.text.splitlines(), 0
+        if table is not None:
+            start = _line_of(
+                lines, rf'(\[\s*["\']?{re.escape(table)}["\']?\s*\]|["\']?{re.escape(table)}["\']?\s*[:=])', 0
+            )
+        line = _line_of(lines, rf'\{{?["\']?{re.escape(key)}["\']?\s*[:=]', start)
+        return f"{self.path}, line {line + 1}" + (f", [{table}]" if table else "")
+
+    def values(self, table: FieldTable) -> Iterator[tuple[Field, Any, str]]:
+        """Yield each value with its field and place. Raises `ConfigError` for a key that nobody knows."""
+        groups = table.groups()
+        for key, value in self.content.items():
+            name = key.replace("-", "_")
+            field = table.by_name.get(name)
+            if isinstance(value, Mapping) and (name in groups or name == OPTIONS):
+                for inner, item in value.items():
+                    yield self._member(table, groups, name, inner), item, self.place(inner, key)
+            elif field is not None:
+                yield field, value, self.place(key)
+            else:
+                known = [*table.by_name, *groups] if not isinstance(value, Mapping) else [*groups, *table.by_name]
+                raise ConfigError(f"{self.place(key)}: unknown key {key!r}{did_you_mean(name, known)}")
+
+    def _member(self, table: FieldTable, groups: Mapping[str, list[Field]], group: str, key: str) -> Field:
+        name = key.replace("-", "_")
+        field = table.by_name.get(name)
+        if field is not None and group in (field.group, field.section):
+            return field
+        place = self.place(key, group)
+        if field is not None:
+            raise ConfigError(f"{place}: {key!r} belongs in [{field.group}], or before the first table.")
+        known = [f.name for f in groups.get(group, ())]
+        raise ConfigError(
+            f"{place}: unknown key {key!r}{did_you_mean(name, known) or did_you_mean(name, table.by_name)}"
+        )
+
+
+def read_config_file(path: str) -> ConfigFile:
+    """Read a .toml, .yaml or .yml file. Raises `ConfigError` naming file, line and fault."""
+    file = Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: cannot be read: {error}") from error
+    if file.suffix == ".toml":
+        try:
+            content: Any = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    elif file.suffix in (".yaml", ".yml"):
+        content = _yaml(path, text)
+    else:
+        raise ConfigError(f"--config {path}: unknown kind of file {file.suffix!r}; use .toml, .yaml or .yml.")
+    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{path}: must hold keys and values at its top, not {type(content).__name__}.")
+    return ConfigFile(file, text, content)
+
+
+def _yaml(path: str, text: str) -> Any:
+    import yaml  # lazy: only needed for a YAML file
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    return {} if content is None else content
+
+
+def _line_of(lines: list[str], pattern: str, start: int) -> int:
+    matcher = re.compile(r"\s*" + pattern)
+    return next((i for i in range(start, len(lines)) if matcher.match(lines[i])), start)

@@ -1,0 +1,212 @@
+"""Typing rules: what an annotation accepts, and how text becomes it. Knows no section, no flag and no file.
+
+Text means the same on the command line, in a file and as a keyword: "None" and "" are None where None is
+allowed, numbers and JSON are read as such, 1k is 1000 and 1K is 1024 where an integer is a size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal, Union
+
+from core.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Human:
+    """Marks an int that text may write with a suffix; `auto` marks one for which -1 may be written "auto"."""
+
+    auto: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commas:
+    """Marks a list whose items text may separate by commas (not those of a version range)."""
+
+
+Size = Annotated[int, Human()]
+"""An int that flags and files may also write as 1k (1000), 1K (1024), 25.6k, 2M."""
+
+ContextSize = Annotated[int, Human(auto=True)]
+"""A `Size` that may also be "auto", which is -1."""
+
+CommaList = Annotated[list[str], Commas()]
+
+_POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
+_HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_COMMA: Final = re.compile(r",(?!\s*[<>=!~])")
+_SHOWN: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+class BadValue(ValueError):
+    """A value that its annotation does not allow; the text says what was expected."""
+
+
+@dataclass(slots=True)
+class ValueType:
+    """One annotation, taken apart: the value may be any of what is set here."""
+
+    scalars: tuple[type, ...] = ()
+    choices: tuple[str | int, ...] = ()
+    items: ValueType | None = None
+    length: int | None = None
+    """Number of items of a fixed tuple."""
+    mapping: bool = False
+    optional: bool = False
+    human: Human | None = None
+    commas: bool = False
+
+    @classmethod
+    def of(cls, hint: Any, name: str) -> ValueType:
+        """Take an annotation apart. Raises `ConfigError` for one that no flag can express."""
+        found = cls()
+        found._add(hint, hint, name)
+        return found
+
+    def _add(self, hint: Any, whole: Any, name: str) -> None:
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if hint is type(None):
+            self.optional = True
+        elif hint in _SHOWN:
+            self.scalars += (hint,)
+        elif origin is Annotated:
+            self._add(args[0], whole, name)
+            self.human = next((m for m in args[1:] if isinstance(m, Human)), self.human)
+            self.commas = any(isinstance(m, Commas) for m in args[1:])
+        elif origin in (Union, types.UnionType):
+            for arg in args:
+                self._add(arg, whole, name)
+        elif origin is Literal:
+            self.choices += tuple(sorted(args, key=str))
+        elif hint is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):
+            self.mapping = True
+        elif hint is list or origin in (list, tuple):
+            self.items = ValueType.of(args[0] if args else str, name)
+            self.length = len(args) if origin is tuple and Ellipsis not in args else None
+        else:
+            raise ConfigError(f"Unsupported type {whole} for argument {name}.")
+
+    @property
+    def is_switch(self) -> bool:
+        """True for plain booleans, whose flag takes no value."""
+        return self.scalars == (bool,) and not (self.choices or self.items or self.mapping)
+
+    @property
+    def metavar(self) -> str:
+        """What help shows for the value."""
+        if self.choices:
+            names = [str(c) for c in self.choices] + (["None"] if self.optional else [])
+            return "{" + ",".join(names) + "}"
+        if self.items is not None:
+            return self.items.metavar
+        shown = {int: "INT", float: "FLOAT", str: "TEXT"}
+        return "|".join([shown[s] for s in self.scalars if s in shown] + (["JSON"] if self.mapping else []))
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        words = [f"one of {', '.join(map(str, self.choices))}"] if self.choices else []
+        words += [_SHOWN[s] + (" (1k, 25.6k, 1K=1024)" if s is int and self.human else "") for s in self.scalars]
+        words += ["a JSON object"] if self.mapping else []
+        if self.items is not None:
+            count = f"{self.length} times " if self.length else "a list of: "
+            words.append(count + self.items.expected)
+        return " or ".join(words)
+
+    def convert(self, value: Any) -> Any:
+        """Return the value as annotated; strings are read as on the command line. Raises `BadValue`."""
+        if self.optional and (value is None or value in ("", "None")):
+            return None
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, (list, tuple)) and self.items is not None:
+            return self._list(list(value))
+        return self._text(value) if isinstance(value, str) else self._object(value)
+
+    def _list(self, values: list[Any]) -> list[Any] | tuple[Any, ...]:
+        assert self.items is not None
+        if self.commas:
+            values = [part.strip() for value in values for part in _COMMA.split(str(value)) if part.strip()]
+        if self.length is not None and len(values) != self.length:
+            raise BadValue(f"expected {self.length} values, not {len(values)}")
+        converted = [self.items.convert(value) for value in values]
+        return converted if self.length is None else tuple(converted)
+
+    def _text(self, text: str) -> Any:
+        for choice in self.choices:
+            if text == str(choice):
+                return choice
+        if int in self.scalars and (number := _integer(text, self.human)) is not None:
+            return number
+        if float in self.scalars:
+            try:
+                return float(text)
+            except ValueError:
+                pass
+        if self.mapping and (str not in self.scalars or text.lstrip().startswith("{")):
+            return self._json(text)
+        if str in self.scalars:
+            return text
+        if self.items is not None:
+            return self._list([text])
+        raise BadValue(f"expected {self.expected}{did_you_mean(text, map(str, self.choices))}")
+
+    def _json(self, text: str) -> dict[str, Any]:
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BadValue(
+                f"expected {self.expected}, or its keys one by one after a dot; not JSON: {error}"
+            ) from error
+        if not isinstance(value, dict):
+            raise BadValue(f"expected {self.expected}")
+        return value
+
+    def _object(self, value: Any) -> Any:
+        if value in self.choices and not isinstance(value, bool):
+            return value
+        if isinstance(value, Mapping) and self.mapping:
+            return dict(value)
+        for scalar in self.scalars:
+            if type(value) is scalar:
+                return value
+        if type(value) is int and float in self.scalars:
+            return float(value)
+        if type(value) is int and self.items is not None:
+            return self._list([value])
+        raise BadValue(f"expected {self.expected}")
+
+
+def _integer(text: str, human: Human | None) -> int | None:
+    """Read an integer; None where the text is not one (something else may still take it)."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    if human is None:
+        return None
+    if human.auto and text == "auto":
+        return -1
+    match = _HUMAN.fullmatch(text)
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    power = _POWERS[suffix.lower()]
+    if suffix.islower():
+        value = Decimal(number) * 1000**power
+        if value != int(value):
+            raise BadValue(f"{text} is not a whole number")
+        return int(value)
+    if "." in number:
+        raise BadValue(
+            f"Decimals are not allowed with binary suffixes like {suffix}. "
+            f"Did you mean to use {number}{suffix.lower()} instead?"
+        )
+    return int(number) * 1024**power
