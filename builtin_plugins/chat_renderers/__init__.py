@@ -1,0 +1,1 @@
+"""Ways of turning messages into a prompt."""

@@ -1,0 +1,23 @@
+"""Renders conversations with the model's Jinja chat template, in a sandbox."""
+
+from __future__ import annotations
+
+from core.api import Entry, Option, hookimpl
+
+
+@hookimpl
+def engine_chat_renderers() -> list[Entry]:
+    target = "builtin_plugins.chat_renderers.jinja.renderer:JinjaRenderer"
+    return [Entry("jinja", target, "the model's Jinja chat template", requires=("jinja2>=3.1.6",))]
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    return [
+        Option(
+            "chat_template_content_format",
+            str,
+            "auto",
+            "What the template gets as content: `string`, `openai` (the list of parts), or `auto` (what it reads).",
+        )
+    ]

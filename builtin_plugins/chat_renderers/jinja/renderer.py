@@ -1,0 +1,166 @@
+"""Chat renderer for Jinja templates. Equal to transformers' `apply_chat_template`; knows no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+
+from builtin_plugins.chat_renderers.jinja.environment import chat_environment
+from builtin_plugins.chat_renderers.jinja.messages import plain_messages
+from core.api import ConfigError, EngineConfig, InvalidRequest, ModelSource, Tokenizer
+
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_MAX_COMPILED = 16
+"""Templates kept compiled besides the model's own; requests may bring theirs."""
+
+
+class JinjaRenderer:
+    """Renders with the model's template, or the one given; compiled when the engine starts."""
+
+    def __init__(self, tokenizer: Tokenizer, source: ModelSource, config: EngineConfig) -> None:
+        self._environment = chat_environment()
+        self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}
+        self._format = config.options.get("chat_template_content_format", "auto")
+        if self._format not in ("auto", "string", "openai"):
+            raise ConfigError(
+                f"--chat-template-content-format {self._format!r} does not exist; use auto, string or openai."
+            )
+        self._special = _special_texts(tokenizer)
+        self._template = _configured(config.model.chat_template) or tokenizer.chat_template
+        if self._template is not None:
+            try:
+                self._compile(self._template)
+            except jinja2.TemplateError as error:
+                where = "--chat-template" if config.model.chat_template else f"the chat template of {source.name}"
+                raise ConfigError(
+                    f"{where} cannot be compiled: {_words(error)}. Give another --chat-template."
+                ) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt. Raises `InvalidRequest` naming the message or field that cannot be rendered."""
+        text = chat_template or self._template
+        if text is None:
+            raise InvalidRequest("messages", "the model has no chat template; start with --chat-template FILE.")
+        for name in _RESERVED:
+            if name in (template_kwargs or {}):
+                raise InvalidRequest(
+                    "chat_template_kwargs", f"{name!r} is a field of the request, not of the template."
+                )
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message", "excludes add_generation_prompt: a message is continued or begun; unset one."
+            )
+        try:
+            template, reads_parts = self._compile(text)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest("chat_template", f"cannot be compiled: {_words(error)}.") from error
+        chat = plain_messages(messages, keep_parts=reads_parts)
+        final = _mark_final(chat) if continue_final_message else ""
+        values = {**self._special, **(template_kwargs or {})}
+        try:
+            prompt = template.render(
+                messages=chat,
+                tools=[dict(tool) for tool in tools] if tools else None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **values,
+            )
+        except Exception as error:
+            # A template is code of the checkpoint's author run on a client's data: whatever it raises is about these.
+            raise InvalidRequest("messages", f"the chat template refused them: {_words(error)}.") from error
+        return _cut_final(prompt, final) if continue_final_message else prompt
+
+    def _compile(self, text: str) -> tuple[jinja2.Template, bool]:
+        """Return the compiled template and whether it reads content as parts."""
+        known = self._compiled.get(text)
+        if known is None:
+            reads_parts = self._format == "openai" or (self._format == "auto" and _reads_parts(self._environment, text))
+            known = (self._environment.from_string(text), reads_parts)
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.pop(next(name for name in self._compiled if name != self._template), None)
+            self._compiled[text] = known
+        return known
+
+
+def _configured(template: str | None) -> str | None:
+    """Return the text of `--chat-template`: a file's contents or the argument itself."""
+    if template is None or "{" in template or "\n" in template:
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--chat-template {template} is no template and cannot be read as a file: {error}."
+        ) from error
+
+
+def _special_texts(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what templates know as bos_token, eos_token and so on."""
+    texts = dict(getattr(tokenizer, "special_tokens_map", None) or {})
+    if "eos_token" not in texts and tokenizer.eos_token_id is not None:
+        texts["eos_token"] = tokenizer.token_text(tokenizer.eos_token_id)
+    return texts
+
+
+def _reads_parts(environment: jinja2.Environment, text: str) -> bool:
+    """Say whether the template loops over the parts of a message's content."""
+    tree = environment.parse(text)
+    names = {"content"}
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):
+            names.add(assign.target.name)
+    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node, names: set[str]) -> bool:
+    if isinstance(node, nodes.Filter) and node.node is not None:
+        return _is_content(node.node, names)
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Name) and node.name in names
+
+
+def _mark_final(chat: list[dict[str, Any]]) -> str:
+    """Put a tag after the last message's text, to cut the prompt there; return that text."""
+    content = chat[-1]["content"]
+    if isinstance(content, str):
+        chat[-1]["content"] = content + _TAG
+        return content
+    if not content:
+        raise InvalidRequest("continue_final_message", "the last message has no text to continue.")
+    text: str = content[-1]["text"]
+    content[-1]["text"] = text + _TAG
+    return text
+
+
+def _cut_final(prompt: str, final: str) -> str:
+    at = prompt.rfind(_TAG.strip())
+    if at < 0 or final.strip() not in prompt:
+        raise InvalidRequest(
+            "continue_final_message",
+            "the chat template does not show the last message's text, so it has no place to go on.",
+        )
+    kept = prompt[:at]
+    return kept if prompt.startswith(_TAG, at) else kept.rstrip()
+
+
+def _words(error: Exception) -> str:
+    line = getattr(error, "lineno", None)
+    text = str(error).rstrip(".") or type(error).__name__
+    return text if line is None else f"{text} (line {line})"

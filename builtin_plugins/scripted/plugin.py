@@ -1,0 +1,50 @@
+"""The `scripted:` model: no files, ready at once, answers with exactly the text of the last user message."""
+
+from __future__ import annotations
+
+from core.api import EngineConfig, Entry, ModelSource, Option, hookimpl
+
+
+@hookimpl(tryfirst=True)
+def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
+    if not model.startswith("scripted:"):
+        return None
+    from builtin_plugins.scripted.source import scripted_source  # lazy: only when the model is asked for
+
+    return scripted_source(model, config)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    return [Entry("ScriptedModel", "builtin_plugins.scripted.model:scripted_architecture", "echo of the last message")]
+
+
+@hookimpl
+def engine_tokenizers() -> list[Entry]:
+    target = "builtin_plugins.scripted.tokenizer:ScriptedTokenizer"
+    return [Entry("scripted", target, "bytes plus special tokens")]
+
+
+@hookimpl
+def engine_weight_loaders() -> list[Entry]:
+    target = "builtin_plugins.scripted.source:NoWeights"
+    return [Entry("scripted", target, "for a model without weights")]
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    return [
+        Option(
+            "scripted_tokens_per_second", float | None, None, "Tokens per second of each request; default: no limit."
+        ),
+        Option("scripted_fail_at_token", int | None, None, "Every request fails when its N-th token is due, from 1."),
+        Option(
+            "scripted_answers",
+            str | None,
+            None,
+            "File of answers, one a line: plain text, a JSON string, or a JSON object with `prompt`, `answer` and "
+            "`fail_at_token`. Objects with a `prompt` answer that message; the others go to new prompts in turn.",
+        ),
+        Option("scripted_special_tokens", list[str], [], "Texts that are one special token each."),
+        Option("scripted_max_model_len", int, 32768, "Context length of the scripted model."),
+    ]

@@ -1,0 +1,100 @@
+"""The scripted model's tokenizer: 256 bytes, ChatML's special tokens, and any text named as one token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from core.api import EngineConfig, ModelSource
+
+END_OF_TEXT: Final = 256
+START_OF_TURN: Final = 257
+END_OF_TURN: Final = 258
+_CHATML: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+ESCAPE: Final = b"\x1b"
+"""Written by the template before the `|` of a `<|` in a message, and before itself, so that a message that
+spells a special token neither ends its turn nor loses it."""
+
+CHAT_TEMPLATE: Final = r"""
+{%- macro plain(content) -%}
+{{- (content or '') | replace('\x1b', '\x1b\x1b') | replace('<|', '<\x1b|') -}}
+{%- endmacro -%}
+{%- if tools -%}
+{{- '<|im_start|>system\n# Tools\n' -}}
+{%- for tool in tools -%}
+{{- plain(tool | tojson) + '\n' -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' -}}
+{{- plain(message.content) -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\n<tool_call>\n' + plain(call.function | tojson) + '\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\n' -}}
+{%- endif -%}
+"""
+
+
+class ScriptedTokenizer:
+    """Bytes and whole-text tokens; every text survives encode and decode unchanged."""
+
+    def __init__(self, source: ModelSource, config: EngineConfig | None = None, markers: Iterable[str] = ()) -> None:
+        script = source.hf_config
+        special = dict.fromkeys((*_CHATML, *script.special_tokens))
+        visible = [text for text in dict.fromkeys((*script.markers, *markers)) if text not in special]
+        self._texts = {256 + i: text for i, text in enumerate((*special, *visible))}
+        self._ids = {text: token for token, text in self._texts.items()}
+        self._all = _splitter(self._ids)
+        self._visible = _splitter(text for text in self._ids if text not in _CHATML)
+        self.vocab_size = 256 + len(self._texts)
+        self.eos_token_id: int | None = END_OF_TURN
+        self.special_ids = frozenset(self._ids[text] for text in special)
+        self.special_tokens_map = {"eos_token": _CHATML[2], "pad_token": _CHATML[0]}
+        self.chat_template: str | None = CHAT_TEMPLATE
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids; nothing is ever added."""
+        return self._encode(text.encode("utf-8", "surrogatepass"), self._all)
+
+    def encode_visible(self, text: bytes) -> list[int]:
+        """Return token ids in which ChatML's tokens are spelt as bytes: text that ends no turn."""
+        return self._encode(text, self._visible)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return text; bytes that are not UTF-8 come out as U+FFFD."""
+        kept = [i for i in ids if i not in self.special_ids] if skip_special_tokens else ids
+        return self.to_bytes(kept).decode("utf-8", "replace")
+
+    def to_bytes(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes the ids stand for."""
+        return b"".join(bytes((i,)) if i < 256 else self._texts[i].encode() for i in ids)
+
+    def token_text(self, token_id: int) -> str:
+        """Return a printable byte as itself, another as <0xXX>, a whole-text token as its text."""
+        if token_id >= 256:
+            return self._texts[token_id]
+        return chr(token_id) if 32 <= token_id < 127 else f"<0x{token_id:02X}>"
+
+    def _encode(self, text: bytes, splitter: re.Pattern[bytes] | None) -> list[int]:
+        if splitter is None:
+            return list(text)
+        ids: list[int] = []
+        for i, part in enumerate(splitter.split(text)):
+            if i % 2:
+                ids.append(self._ids[part.decode()])
+            else:
+                ids.extend(part)
+        return ids
+
+
+def _splitter(texts: Iterable[str]) -> re.Pattern[bytes] | None:
+    """Return a pattern that splits at the texts, longest first; None if there are none."""
+    encoded = sorted((text.encode() for text in texts), key=len, reverse=True)
+    return re.compile(b"(" + b"|".join(map(re.escape, encoded)) + b")") if encoded else None
