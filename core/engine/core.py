@@ -38,6 +38,8 @@ class EngineCore:
         self.scheduler = scheduler
         self.sinks = sinks or Sinks()
         self.num_steps = 0
+        self.blocked = False
+        """True after a step that found nothing to do although requests wait (for a wake-up of an extension)."""
         self._executor = executor
         self._journal = journal
         self._clock = clock
@@ -82,7 +84,8 @@ class EngineCore:
         """
         started = self._clock()
         self._submit_plans()
-        if not self._in_flight:
+        self.blocked = not self._in_flight
+        if self.blocked:
             return []
         try:
             result = self._executor.collect()

@@ -90,7 +90,7 @@ class LoopThread:
     def _turn(self) -> bool:
         """Take waiting commands, then run one step; block when there is nothing to do."""
         self.last_beat_s = time.monotonic()
-        progressed = self._core.has_work
+        progressed = self._core.has_work and not self._core.blocked
         while True:
             try:
                 function, future = self._inbox.get(block=not progressed)

@@ -1,0 +1,98 @@
+"""Nothing a client sends gets past the edge unchecked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core.engine.admission import Admission, ModelLimits, mix_seed
+from core.errors import InvalidRequest
+from core.testing.byte_tokenizer import ByteTokenizer
+from core.types import SamplingParams
+
+LIMITS = ModelLimits(vocab_size=257, max_model_len=32, max_logprobs=20, eos_token_ids=(256,))
+
+
+def admit(prompt: list[int], params: dict[str, Any]) -> Any:
+    return Admission(LIMITS, ByteTokenizer(), [], seed=7).admit("r", prompt, SamplingParams(**params), arrival_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field"),
+    [
+        ([], {}, "prompt"),
+        ([1] * 32, {}, "prompt"),
+        ([257], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([True], {}, "prompt"),
+        ([1], {"stop_token_ids": [257]}, "stop_token_ids"),
+        ([1], {"allowed_token_ids": [3, 400]}, "allowed_token_ids"),
+        ([1], {"logit_bias": {257: 1.0}}, "logit_bias"),
+        ([1], {"logprobs": 21}, "logprobs"),
+        ([1], {"prompt_logprobs": -1}, "prompt_logprobs"),
+        ([1], {"min_p": 0.5}, "min_p"),
+        ([1], {"truncate_prompt_tokens": 32}, "truncate_prompt_tokens"),
+    ],
+)
+def test_refused_with_the_field_named(prompt: list[int], params: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        admit(prompt, params)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", -1),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("n", 65),
+        ("n", 0),
+        ("max_tokens", 0),
+        ("seed", 2**63),
+        ("stop", ["x"] * 65),
+        ("stop", [3]),
+        ("stop_token_ids", [1.5]),
+        ("logit_bias", {3: float("nan")}),
+        ("bad_words", [""]),
+        ("allowed_token_ids", []),
+        ("ignore_eos", 1),
+    ],
+)
+def test_values_outside_the_catalogue_never_become_parameters(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+
+
+def test_output_is_cut_to_the_context() -> None:
+    assert admit([1] * 30, {"max_tokens": 100})[0].max_tokens == 2
+    assert admit([1] * 30, {"max_tokens": None})[0].max_tokens == 2
+
+
+def test_truncation_keeps_the_end_of_the_prompt() -> None:
+    assert admit(list(range(40)), {"truncate_prompt_tokens": 3})[0].prompt_token_ids == [37, 38, 39]
+    assert len(admit(list(range(40)), {"truncate_prompt_tokens": -1})[0].prompt_token_ids) == 31
+
+
+def test_each_sequence_has_its_own_seed_and_the_first_the_given_one() -> None:
+    requests = admit([1], {"n": 3, "seed": 5})
+    assert requests[0].seed == 5
+    assert len({r.seed for r in requests}) == 3
+    assert [r.seed for r in requests] == [r.seed for r in admit([1], {"n": 3, "seed": 5})]
+
+
+def test_requests_without_a_seed_get_different_reproducible_ones() -> None:
+    def draw() -> list[int]:
+        admission = Admission(LIMITS, ByteTokenizer(), [], seed=7)
+        return [admission.admit("r", [1], SamplingParams(), arrival_s=0.0)[0].seed for _ in range(3)]
+
+    first = draw()
+    assert first == draw()
+    assert len(set(first)) == 3
+    assert all(0 <= mix_seed(s, 1) < 2**63 for s in first)

@@ -1,0 +1,102 @@
+"""From deltas to outputs: kinds, stop texts, log-probabilities, several sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.engine.output import OutputProcessor
+from core.step import EngineRequest, Logprobs, RequestDelta
+from core.testing.byte_tokenizer import ByteTokenizer
+from core.types import RequestOutput, RequestOutputKind, SamplingParams
+
+
+def start(sampling: SamplingParams, n: int = 1) -> OutputProcessor:
+    processor = OutputProcessor(ByteTokenizer())
+    requests = [
+        EngineRequest(request_id=f"r#{i}", prompt_token_ids=[104, 105], sampling=sampling, seed=i, max_tokens=64)
+        for i in range(n)
+    ]
+    processor.add("r", "hi", requests, sampling)
+    return processor
+
+
+def say(processor: OutputProcessor, text: str, index: int = 0, **delta: Any) -> tuple[list[RequestOutput], list[str]]:
+    return processor.process([RequestDelta(request_id=f"r#{index}", token_ids=list(text.encode()), **delta)], 1.0)
+
+
+def test_cumulative_outputs_hold_everything_so_far() -> None:
+    processor = start(SamplingParams())
+    say(processor, "ab")
+    outputs, _ = say(processor, "c")
+    assert outputs[0].outputs[0].text == "abc"
+    assert not outputs[0].finished
+
+
+def test_deltas_join_to_the_whole_text() -> None:
+    processor = start(SamplingParams(output_kind=RequestOutputKind.DELTA, stop=["END"]))
+    texts = []
+    for piece in ("he", "llo E", "ND more"):
+        outputs, _ = say(processor, piece)
+        texts += [o.outputs[0].text for o in outputs]
+    assert "".join(texts) == "hello "
+
+
+def test_final_only_says_nothing_before_the_end() -> None:
+    processor = start(SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY))
+    assert say(processor, "ab")[0] == []
+    outputs, _ = say(processor, "c", finish_reason="length")
+    assert outputs[0].finished
+    assert outputs[0].outputs[0].text == "abc"
+
+
+def test_a_stop_text_ends_the_sequence_and_aborts_it_in_the_engine() -> None:
+    processor = start(SamplingParams(stop=["b"]))
+    outputs, aborts = say(processor, "abc")
+    assert aborts == ["r#0"]
+    completion = outputs[0].outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("a", "stop", "b")
+    assert say(processor, "more") == ([], [])
+
+
+def test_the_stop_token_is_no_text_but_a_token() -> None:
+    processor = start(SamplingParams(stop_token_ids=[33], skip_special_tokens=False))
+    outputs, _ = say(processor, "ab!", finish_reason="stop", stop_reason=33)
+    completion = outputs[0].outputs[0]
+    assert completion.text == "ab"
+    assert list(completion.token_ids) == list(b"ab!")
+
+
+def test_stop_texts_wait_for_min_tokens() -> None:
+    processor = start(SamplingParams(stop=["a"], min_tokens=2))
+    assert say(processor, "a")[1] == []
+    assert say(processor, "b")[1] == []
+    assert say(processor, "a")[1] == ["r#0"]
+
+
+def test_n_sequences_end_one_by_one() -> None:
+    processor = start(SamplingParams(n=2, output_kind=RequestOutputKind.FINAL_ONLY), n=2)
+    assert say(processor, "a", 0, finish_reason="length")[0] == []
+    outputs, _ = say(processor, "b", 1, finish_reason="stop")
+    assert [c.text for c in outputs[0].outputs] == ["a", ""]
+    assert [c.finish_reason for c in outputs[0].outputs] == ["length", "stop"]
+    assert len(processor) == 0
+
+
+def test_logprobs_hold_the_token_and_the_best_ones() -> None:
+    processor = start(SamplingParams(logprobs=2))
+    position = Logprobs(token_ids=[97, 98, 97, 99], values=[-1.5, -0.5, -1.5, -3.0], rank=2)
+    outputs, _ = say(processor, "a", logprobs=[position])
+    completion = outputs[0].outputs[0]
+    assert completion.logprobs is not None
+    assert {t: (p.logprob, p.rank) for t, p in completion.logprobs[0].items()} == {97: (-1.5, 2), 98: (-0.5, 1)}
+    assert completion.cumulative_logprob == -1.5
+    assert completion.logprobs[0][97].decoded_token == "a"
+
+
+def test_stream_interval_gathers_tokens() -> None:
+    processor = OutputProcessor(ByteTokenizer())
+    sampling = SamplingParams(output_kind=RequestOutputKind.DELTA)
+    request = EngineRequest(request_id="r#0", prompt_token_ids=[1], sampling=sampling, seed=0, max_tokens=9)
+    processor.add("r", None, [request], sampling, stream_interval=3)
+    counts = [len(say(processor, "x", finish_reason="length" if i == 6 else None)[0]) for i in range(7)]
+    assert counts == [0, 0, 1, 0, 0, 1, 1]
