@@ -49,7 +49,7 @@ class ScriptedTokenizer:
         script = source.hf_config
         special = dict.fromkeys((*_CHATML, *script.special_tokens))
         visible = [text for text in dict.fromkeys((*script.markers, *markers)) if text not in special]
-        self._texts = {256 + i: text for i, text in enumerate((*special, *visible))}
+        self._texts: dict[int, str] = {256 + i: text for i, text in enumerate((*special, *visible))}
         self._ids = {text: token for token, text in self._texts.items()}
         self._all = _splitter(self._ids)
         self._visible = _splitter(text for text in self._ids if text not in _CHATML)

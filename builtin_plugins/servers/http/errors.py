@@ -1,0 +1,75 @@
+"""The one place where exceptions become HTTP answers, in OpenAI's error format."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from core.api import EngineDead, InvalidRequest, RequestFailed
+
+log = logging.getLogger(__name__)
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """An HTTP answer that says what went wrong."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """Return the JSON body."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+def describe(error: BaseException) -> ErrorAnswer:
+    """Return the answer to an exception; one that nobody foresaw is logged and says nothing of its inside."""
+    if isinstance(error, InvalidRequest):
+        return ErrorAnswer(400, str(error), "invalid_request_error", error.field, "invalid_value")
+    if isinstance(error, HTTPException):
+        return _from_http(error.status_code, error.detail, error.headers or {})
+    if isinstance(error, RequestValidationError):
+        return _from_validation(error)
+    if isinstance(error, RequestFailed):
+        return ErrorAnswer(500, str(error), "server_error", code="request_failed")
+    if isinstance(error, EngineDead):
+        return ErrorAnswer(503, str(error), "server_error", code="engine_dead")
+    if isinstance(error, TimeoutError):
+        return ErrorAnswer(504, "the request took too long inside the server.", "server_error", code="timeout")
+    log.error("a request failed in a way nobody foresaw", exc_info=error)
+    return ErrorAnswer(500, "internal error; the server's log says more.", "server_error", code="internal_error")
+
+
+def _from_http(status: int, detail: Any, headers: Mapping[str, str]) -> ErrorAnswer:
+    """Read a detail that is a text, or a dict with message, type, param and code."""
+    said = detail if isinstance(detail, Mapping) else {"message": str(detail)}
+    usual = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return ErrorAnswer(
+        status,
+        str(said.get("message", "")),
+        str(said.get("type", usual)),
+        said.get("param"),
+        said.get("code", _CODES.get(status)),
+        headers,
+    )
+
+
+def _from_validation(error: RequestValidationError) -> ErrorAnswer:
+    first: Mapping[str, Any] = next(iter(error.errors()), {})
+    place = ".".join(str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path"))
+    message = f"{place}: {first.get('msg', 'invalid')}"
+    return ErrorAnswer(400, message, "invalid_request_error", place or None, "invalid_value")
