@@ -1,0 +1,142 @@
+"""What every op means, in plain torch: the oracle that each implementation is compared with.
+
+An implementation of an op is a function with the same signature. Inputs may be strided (query and key are
+views of one fused product); only the last dimension is sure to be contiguous. Leading dimensions may be zero.
+An implementation may compute in any order that stays within the tolerance of its dtype; it reads no value
+back to the host. Knows tensors; knows no layer and no device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Return x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    scale = weight.float()
+    return (wide * (scale + offset if offset else scale)).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual); the sum is rounded to x's dtype first.
+
+    An implementation may overwrite x and residual with the two results.
+    """
+    total = x + residual
+    return rms_norm(total, weight, eps, offset), total
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return (x - mean) / std * weight + bias over the last dimension."""
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """Return silu(gate) * up for x = [..., gate | up]: half as wide."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """Return gelu(gate) * up, with the exact gelu, for x = [..., gate | up]."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate) * up
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """Return gelu(gate) * up, with the tanh approximation, for x = [..., gate | up]."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def relu_and_mul(x: Tensor) -> Tensor:
+    """Return relu(gate) * up for x = [..., gate | up]."""
+    gate, up = x.chunk(2, -1)
+    return F.relu(gate) * up
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x)."""
+    return F.silu(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Return the exact gelu of x."""
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return gelu of x in the tanh approximation."""
+    return F.gelu(x, approximate="tanh")
+
+
+def relu(x: Tensor) -> Tensor:
+    """Return x where positive, else 0."""
+    return F.relu(x)
+
+
+def rotary(
+    query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return query [n, heads, size] and key [n, kv_heads, size], rotated by their positions.
+
+    `cos_sin` is float32 [max_positions, rotary_size]: a row holds the cosines, then the sines, of the
+    rotary_size / 2 angles of its position; `positions` is int64 [n]. The first rotary_size entries of each head
+    turn, the others pass. Pairs are (i, i + rotary_size / 2), or (2i, 2i + 1) when interleaved. Computed in
+    float32. An implementation may change query and key in place and return them.
+    """
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)  # [n, 1, rotary_size / 2] each
+    return _rotate(query, cos, sin, interleaved), _rotate(key, cos, sin, interleaved)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    size = 2 * cos.shape[-1]
+    turning = x[..., :size].float()
+    if interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = turning.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    if size == x.shape[-1]:
+        return turned.to(x.dtype)
+    return torch.cat((turned.to(x.dtype), x[..., size:]), -1)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias for weight [out, in]."""
+    return F.linear(x, weight, bias)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return the rows of weight [vocab, hidden] for int64 ids [n]."""
+    return F.embedding(ids, weight)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
+
+
+def moe(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor, activation: str = "silu") -> Tensor:
+    """Return the weighted sum of each token's chosen experts, for x [n, hidden].
+
+    `gate_up` is [num_experts, 2 * width, hidden] (gate rows, then up rows), `down` [num_experts, hidden, width];
+    `experts` int64 [n, k] names the experts of a token and `weights` [n, k] their shares. `activation` is the name
+    of the gated op without `_and_mul`. Every expert sees every token here; implementations do less.
+    """
+    act = GATED[activation]
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for index in range(gate_up.shape[0]):
+        share = (weights.float() * (experts == index)).sum(-1, keepdim=True)  # [n, 1]
+        out += share * F.linear(act(F.linear(x, gate_up[index])), down[index]).float()
+    return out.to(x.dtype)
+
+
+GATED = {"silu": silu_and_mul, "gelu": gelu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu": relu_and_mul}
+"""Activation name to the op that applies it to a fused gate and up."""
