@@ -113,6 +113,12 @@ def config_from_kwargs(kwargs: Mapping[str, Any], options: PluginOptions = ()) -
     return assemble(table, [environment, layer_from_keywords(table, kwargs)])[0]
 
 
+def plugins_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """Return plugin selection and lock file of `LLM(**kwargs)`, needed before plugins' options are known."""
+    section = config_from_kwargs({name: kwargs[name] for name in ("plugins", "plugins_lock") if name in kwargs}).plugins
+    return section.plugins, section.plugins_lock
+
+
 def _with_origins(message: str, merged: Layer) -> str:
     """Say where the flags named in a message got their values, where that was no flag."""
     for flag in dict.fromkeys(re.findall(r"--([a-z][a-z0-9-]+)", message)):

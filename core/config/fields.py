@@ -116,4 +116,4 @@ class FieldTable:
 def section_types() -> Mapping[str, type[Any]]:
     """Return the sections of `EngineConfig` by name, without the plugins' options."""
     hints = typing.get_type_hints(EngineConfig)
-    return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}

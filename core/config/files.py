@@ -46,6 +46,14 @@ class ConfigFile:
                 known = [*table.by_name, *groups] if not isinstance(value, Mapping) else [*groups, *table.by_name]
                 raise ConfigError(f"{self.place(key)}: unknown key {key!r}{did_you_mean(name, known)}")
 
+    def peek(self, field: Field) -> tuple[Any, str] | None:
+        """Return one value and its place without looking at anything else; None where the file has none."""
+        for table in (None, self.content.get(field.section)):
+            for key, value in (self.content if table is None else table if isinstance(table, Mapping) else {}).items():
+                if key.replace("-", "_") == field.name and not isinstance(value, Mapping):
+                    return value, self.place(key, None if table is None else field.section)
+        return None
+
     def _member(self, table: FieldTable, groups: Mapping[str, list[Field]], group: str, key: str) -> Field:
         name = key.replace("-", "_")
         field = table.by_name.get(name)

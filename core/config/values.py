@@ -39,7 +39,7 @@ ContextSize = Annotated[int, Human(auto=True)]
 
 CommaList = Annotated[list[str], Commas()]
 
-_POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
+_POWERS: Final[Mapping[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
 _HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _COMMA: Final = re.compile(r",(?!\s*[<>=!~])")
 _SHOWN: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -200,7 +200,7 @@ def _integer(text: str, human: Human | None) -> int | None:
     number, suffix = match.groups()
     power = _POWERS[suffix.lower()]
     if suffix.islower():
-        value = Decimal(number) * 1000**power
+        value = Decimal(number) * Decimal(1000) ** power
         if value != int(value):
             raise BadValue(f"{text} is not a whole number")
         return int(value)
@@ -209,4 +209,4 @@ def _integer(text: str, human: Human | None) -> int | None:
             f"Decimals are not allowed with binary suffixes like {suffix}. "
             f"Did you mean to use {number}{suffix.lower()} instead?"
         )
-    return int(number) * 1024**power
+    return int(number) * int(1024**power)

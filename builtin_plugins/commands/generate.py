@@ -1,0 +1,115 @@
+"""`engine generate`: completes prompts in this process and prints the text as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from core.api import ConfigError, Entry, SamplingParams, hookimpl
+
+if TYPE_CHECKING:
+    from core import LLM
+    from core.api import RequestOutput
+    from core.cli import CommandContext
+
+SAMPLING = {
+    "max_tokens": int,
+    "min_tokens": int,
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
+}
+"""Sampling parameters that are flags of the command; `--seed` is the engine's, from which requests get theirs."""
+
+
+@hookimpl
+def engine_commands() -> list[Entry]:
+    """Give the command."""
+    return [Entry("generate", Generate, "complete prompts in this process")]
+
+
+class Generate:
+    """Completes prompts from `--prompt` or, without one, from standard input (one prompt, all of it)."""
+
+    help = "Complete prompts in this process and print the text as it comes."
+    takes_engine_options = True
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add prompts, sampling parameters and the form of the output."""
+        parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
+        parser.add_argument(
+            "--prompt", action="append", metavar="TEXT", help="may be repeated; default: standard input"
+        )
+        parser.add_argument(
+            "--stop", action="append", metavar="TEXT", help="text that ends the output; may be repeated"
+        )
+        parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end of sequence")
+        for name, kind in SAMPLING.items():
+            parser.add_argument("--" + name.replace("_", "-"), type=kind, help="sampling parameter of each prompt")
+        parser.add_argument("--json", action="store_true", help="print one JSON object per prompt, when it is done")
+        parser.add_argument("--no-stream", action="store_true", help="print each text when it is done")
+
+    def run(self, context: CommandContext) -> int:
+        """Generate; 1 when a request failed."""
+        prompts = context.args.prompt or [_read_prompt()]
+        from core import LLM  # lazy: torch is slow to import, and prompts are checked before
+
+        with LLM.from_config(context.config, context.registry) as llm:
+            wanted = {name: getattr(context.args, name) for name in (*SAMPLING, "stop", "ignore_eos")}
+            chosen = {name: value for name, value in wanted.items() if value is not None}
+            sampling = llm.get_default_sampling_params().clone(**chosen)
+            if context.args.json or context.args.no_stream or len(prompts) > 1:
+                outputs = llm.generate(prompts, sampling, use_tqdm=False)
+                for output in outputs:
+                    print(json.dumps(_as_json(output)) if context.args.json else output.outputs[0].text)
+            else:
+                outputs = [_stream(llm, prompts[0], sampling)]
+        failed = [output for output in outputs if output.error]
+        for output in failed:
+            print(f"request failed: {output.error}", file=sys.stderr)
+        return 1 if failed else 0
+
+
+def _read_prompt() -> str:
+    if sys.stdin.isatty():
+        raise ConfigError("no prompt: give --prompt TEXT, or a text on standard input.")
+    text = sys.stdin.read().rstrip("\n")
+    if not text:
+        raise ConfigError("no prompt: standard input is empty; give --prompt TEXT or pipe a text in.")
+    return text
+
+
+def _stream(llm: LLM, prompt: str, sampling: SamplingParams) -> RequestOutput:
+    """Print pieces as they come and return the last output."""
+    printed = ""
+    llm.add_request("0", prompt, sampling)
+    while True:
+        for output in llm.step():
+            text = output.outputs[0].text
+            sys.stdout.write(text[len(printed) :])
+            sys.stdout.flush()
+            printed = text
+            if output.finished:
+                sys.stdout.write("\n")
+                return output
+
+
+def _as_json(output: RequestOutput) -> dict[str, Any]:
+    best = output.outputs[0]
+    return {
+        "prompt": output.prompt,
+        "text": best.text,
+        "token_ids": list(best.token_ids),
+        "finish_reason": best.finish_reason,
+        "stop_reason": best.stop_reason,
+        "num_cached_tokens": output.num_cached_tokens,
+        "metrics": dataclasses.asdict(output.metrics) if output.metrics else None,
+        "error": output.error,
+    }

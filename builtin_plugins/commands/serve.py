@@ -1,0 +1,44 @@
+"""`engine serve`: starts the engine and the server that carries every loaded route group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.api import Entry, hookimpl
+
+if TYPE_CHECKING:
+    import argparse
+
+    from core.cli import CommandContext
+
+
+@hookimpl
+def engine_commands() -> list[Entry]:
+    """Give the command."""
+    return [Entry("serve", Serve, "serve a model over HTTP")]
+
+
+class Serve:
+    """Serves a model until told to stop; host, port and the like are options of the server plugin."""
+
+    help = "Serve a model over HTTP."
+    takes_engine_options = True
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the model."""
+        parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
+
+    def run(self, context: CommandContext) -> int:
+        """Serve; returns when the server has stopped."""
+        registry = context.registry
+        make_server = registry.load(registry.choose("servers"))
+        make_groups = [registry.load(registered) for registered in registry.entries("routes")]
+        from core import AsyncLLM  # lazy: torch is slow to import, and what is missing is said before
+
+        engine = AsyncLLM.from_config(context.config, registry)
+        try:
+            groups: list[Any] = [make(engine, engine.config) for make in make_groups]
+            status: int = make_server(engine, engine.config, groups).run()
+        finally:
+            engine.shutdown()
+        return status

@@ -1,0 +1,211 @@
+"""Flags people know from vLLM whose feature is missing here: they parse, and asking for the feature is refused.
+
+A plugin that brings a feature contributes the options itself; the rows here then give way. A value equal to
+the default asks for nothing and is let through, so that scripts which spell defaults out keep working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from core.api import Option, hookimpl
+
+Json = dict[str, Any]
+Text = str | None
+Number = int | None
+
+PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
+    "Pooling models (embeddings, classification, rewards)": {
+        "runner": (Literal["auto", "generate", "pooling", "draft"], "auto"),
+        "convert": (Literal["auto", "none", "embed", "classify", "reward"], "auto"),
+        "pooler_config": (Json | None, None),
+        "io_processor_plugin": (Text, None),
+    },
+    "Images, audio and video in prompts": {
+        "allowed_local_media_path": (str, ""),
+        "allowed_media_domains": (list[str] | None, None),
+        "limit_mm_per_prompt": (Json, {}),
+        "enable_mm_embeds": (bool, False),
+        "interleave_mm_strings": (bool, False),
+        "media_io_kwargs": (Json, {}),
+        "mm_processor_kwargs": (Json | None, None),
+        "mm_processor_cache_gb": (float, 4.0),
+        "mm_processor_cache_type": (Literal["lru", "shm"] | None, "lru"),
+        "mm_shm_cache_max_object_size_mb": (int, 128),
+        "mm_encoder_tp_mode": (Literal["weights", "data"], "weights"),
+        "mm_encoder_attn_backend": (Text, None),
+        "skip_mm_profiling": (bool, False),
+        "video_pruning_rate": (float | None, None),
+        "disable_chunked_mm_input": (bool, False),
+        "default_mm_loras": (Json | None, None),
+        "ec_transfer_config": (Json | None, None),
+    },
+    "Prompts given as embeddings": {"enable_prompt_embeds": (bool, False)},
+    "LoRA adapters": {
+        "enable_lora": (bool, False),
+        "max_loras": (int, 1),
+        "max_lora_rank": (int, 16),
+        "fully_sharded_loras": (bool, False),
+        "max_cpu_loras": (Number, None),
+        "lora_dtype": (Text, "auto"),
+        "lora_modules": (list[str] | None, None),
+    },
+    "Speculative decoding": {"speculative_config": (Json | None, None)},
+    "Structured outputs": {"structured_outputs_config": (Json, {})},
+    "Tool calls and reasoning parsed on the server": {
+        "reasoning_parser": (str, ""),
+        "reasoning_parser_plugin": (Text, None),
+        "enable_auto_tool_choice": (bool, False),
+        "tool_call_parser": (Text, None),
+        "tool_parser_plugin": (str, ""),
+        "exclude_tools_when_tool_choice_none": (bool, False),
+        "tool_server": (Text, None),
+    },
+    "Logits processors by dotted path (write a plugin: `engine plugins new NAME --kind logits_processors`)": {
+        "logits_processors": (list[str] | None, None),
+        "logits_processor_pattern": (Text, None),
+    },
+    "Other formats of models and weights": {
+        "hf_config_path": (Text, None),
+        "config_format": (str, "auto"),
+        "code_revision": (Text, None),
+        "tokenizer_revision": (Text, None),
+        "model_impl": (str, "auto"),
+        "safetensors_load_strategy": (str, "lazy"),
+        "model_loader_extra_config": (Json, {}),
+        "pt_load_map_location": (str | Json, "cpu"),
+        "max_parallel_loading_workers": (Number, None),
+    },
+    "Quantized, scaled and recurrent caches": {
+        "kv_cache_dtype": (str, "auto"),
+        "calculate_kv_scales": (bool, False),
+        "mamba_cache_dtype": (str, "auto"),
+        "mamba_ssm_cache_dtype": (str, "auto"),
+        "mamba_block_size": (Number, None),
+        "kv_sharing_fast_prefill": (bool, False),
+        "disable_hybrid_kv_cache_manager": (bool | None, None),
+    },
+    "Moving weights and caches out of device memory": {
+        "swap_space": (float, 4.0),
+        "cpu_offload_gb": (float, 0.0),
+        "kv_offloading_size": (float | None, None),
+        "kv_offloading_backend": (Literal["native", "lmcache"] | None, None),
+        "kv_transfer_config": (Json | None, None),
+        "kv_events_config": (Json | None, None),
+        "enable_sleep_mode": (bool, False),
+    },
+    "Graph capture and compilation": {
+        "cudagraph_capture_sizes": (list[int] | None, None),
+        "max_cudagraph_capture_size": (Number, None),
+        "compilation_config": (Json | int, {}),
+        "optimization_level": (Literal["O0", "O1", "O2", "O3", 0, 1, 2, 3], "O2"),
+        "cudagraph_metrics": (bool, False),
+    },
+    "Special variants of attention": {
+        "attention_config": (Json, {}),
+        "disable_sliding_window": (bool, False),
+        "disable_cascade_attn": (bool, False),
+        "override_attention_dtype": (Text, None),
+    },
+    "Several engines side by side (data parallelism)": {
+        "data_parallel_size": (int, 1),
+        "data_parallel_rank": (Number, None),
+        "data_parallel_start_rank": (Number, None),
+        "data_parallel_size_local": (Number, None),
+        "data_parallel_address": (Text, None),
+        "data_parallel_rpc_port": (Number, None),
+        "data_parallel_hybrid_lb": (bool, False),
+        "data_parallel_external_lb": (bool, False),
+        "data_parallel_backend": (str, "mp"),
+        "disable_nccl_for_dp_synchronization": (bool, False),
+        "aggregate_engine_logging": (bool, False),
+        "headless": (bool, False),
+        "api_server_count": (Number, 1),
+        "disable_frontend_multiprocessing": (bool, False),
+    },
+    "More than one machine, and splitting the context": {
+        "master_addr": (str, "127.0.0.1"),
+        "master_port": (int, 29501),
+        "nnodes": (int, 1),
+        "node_rank": (int, 0),
+        "prefill_context_parallel_size": (int, 1),
+        "decode_context_parallel_size": (int, 1),
+        "dcp_kv_cache_interleave_size": (int, 1),
+        "cp_kv_cache_interleave_size": (int, 1),
+        "ray_workers_use_nsight": (bool, False),
+        "disable_custom_all_reduce": (bool, False),
+    },
+    "Expert parallelism and micro-batches": {
+        "enable_expert_parallel": (bool, False),
+        "all2all_backend": (Text, None),
+        "enable_dbo": (bool, False),
+        "ubatch_size": (int, 0),
+        "dbo_decode_token_threshold": (int, 32),
+        "dbo_prefill_token_threshold": (int, 512),
+        "enable_eplb": (bool, False),
+        "eplb_config": (Json, {}),
+        "expert_placement_strategy": (Literal["linear", "round_robin"], "linear"),
+    },
+    "Replacing scheduler or worker by a class (use plugin kinds and extensions)": {
+        "scheduler_cls": (Text, None),
+        "worker_cls": (str, "auto"),
+        "worker_extension_cls": (str, ""),
+        "max_num_partial_prefills": (int, 1),
+        "max_long_partial_prefills": (int, 1),
+        "additional_config": (Json, {}),
+    },
+    "Tracing, profiling and further metrics": {
+        "profiler_config": (Json, {}),
+        "show_hidden_metrics_for_version": (Text, None),
+        "otlp_traces_endpoint": (Text, None),
+        "collect_detailed_traces": (list[Literal["model", "worker", "all"]] | None, None),
+        "kv_cache_metrics": (bool, False),
+        "kv_cache_metrics_sample": (float, 0.01),
+        "enable_layerwise_nvtx_tracing": (bool, False),
+        "enable_mfu_metrics": (bool, False),
+        "enable_server_load_tracking": (bool, False),
+    },
+    "This setting of the HTTP server": {
+        "uds": (Text, None),
+        "uvicorn_log_level": (str, "info"),
+        "disable_uvicorn_access_log": (bool, False),
+        "allow_credentials": (bool, False),
+        "allowed_origins": (list[str], ["*"]),
+        "allowed_methods": (list[str], ["*"]),
+        "allowed_headers": (list[str], ["*"]),
+        "api_key": (list[str] | None, None),
+        "chat_template_content_format": (Literal["auto", "string", "openai"], "auto"),
+        "trust_request_chat_template": (bool, False),
+        "response_role": (str, "assistant"),
+        "ssl_keyfile": (Text, None),
+        "ssl_certfile": (Text, None),
+        "ssl_ca_certs": (Text, None),
+        "enable_ssl_refresh": (bool, False),
+        "ssl_cert_reqs": (int, 0),
+        "root_path": (Text, None),
+        "middleware": (list[str], []),
+        "return_tokens_as_token_ids": (bool, False),
+        "enable_request_id_headers": (bool, False),
+        "log_config_file": (Text, None),
+        "max_log_len": (Number, None),
+        "disable_fastapi_docs": (bool, False),
+        "enable_prompt_tokens_details": (bool, False),
+        "enable_force_include_usage": (bool, False),
+        "enable_tokenizer_info_endpoint": (bool, False),
+        "enable_log_outputs": (bool, False),
+        "log_error_stack": (bool, False),
+        "tokens_only": (bool, False),
+    },
+}
+"""What is missing, and the options that belong to it: name to (type, default)."""
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    """Give every planned option with the feature it is missing."""
+    return [
+        Option(name, kind, default, feature, refuse=f"{feature}: not part of this version. Leave it out.")
+        for feature, options in PLANNED.items()
+        for name, (kind, default) in options.items()
+    ]

@@ -1,0 +1,193 @@
+"""Flags from the field table: the second parse, dotted keys, spellings and help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+from core.config.build import Given, Layer, given
+from core.config.docgen import show_default
+from core.config.docs import field_doc, section_docs
+from core.config.fields import OPTIONS, Field, FieldTable
+from core.config.values import ValueType
+from core.errors import ConfigError, did_you_mean
+
+SHORT: Final[Mapping[str, str]] = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "quantization": "-q",
+}
+PLANNED: Final = "planned"
+"""`--help=planned` lists the options that are known but refused."""
+
+_DEST: Final = "config:"
+_DOTTED: Final = re.compile(r"--([A-Za-z][\w-]*)\.([^=\s]+)(?:=(.*))?", re.DOTALL)
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An argument parser whose complaints are `ConfigError`s."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving the process."""
+        raise ConfigError(f"{message[:1].lower()}{message[1:]} (see {self.prog} --help)")
+
+    def parse_all(self, argv: Sequence[str], known: Iterable[str] = ()) -> argparse.Namespace:
+        """Parse, with a did-you-mean for what is left over."""
+        namespace, extra = self.parse_known_args(argv)
+        for token in extra:
+            flag = token.partition("=")[0]
+            what = "flag" if token.startswith("-") else "argument"
+            raise ConfigError(f"unknown {what} {flag}{did_you_mean(flag, known)} (see {self.prog} --help)")
+        return namespace
+
+
+def add_flags(
+    parser: FlagParser, table: FieldTable, *, refused: bool = False, docs: Mapping[str, str] | None = None
+) -> None:
+    """Add a flag for every field, in a group per section and plugin; texts only where `docs` are given.
+
+    Fields that are refused parse like others but stay out of the help unless asked for.
+    """
+    for group, fields in table.groups().items():
+        box = parser.add_argument_group(group, docs.get(f"[{group}]") if docs is not None else None)
+        for found in fields:
+            text = argparse.SUPPRESS if bool(found.refuse) is not refused else None
+            if docs is not None and text is None:
+                text = _help(found, dict(docs))
+            try:
+                box.add_argument(*_spellings(found), dest=_DEST + found.name, help=text, **_shape(found.type))
+            except argparse.ArgumentError as error:
+                raise ConfigError(f"{parser.prog} and option {found.name!r} of {group!r} clash: {error}") from error
+
+
+def parse_flags(parser: FlagParser, table: FieldTable, argv: Sequence[str]) -> tuple[argparse.Namespace, Layer]:
+    """Parse a command's arguments; return its own and the layer of configuration flags."""
+    flags = [flag for found in table.by_name.values() for flag in _all_spellings(found)]
+    known = set(flags)
+    argv, dotted = _take_dotted([_respell(token, known) for token in argv], table)
+    namespace = parser.parse_all(argv, flags)
+    layer: dict[str, Given] = {}
+    for dest, raw in list(vars(namespace).items()):
+        if dest.startswith(_DEST):
+            delattr(namespace, dest)
+            found = table.by_name[dest.removeprefix(_DEST)]
+            if found.type.optional and raw in (["None"], [""]):
+                raw = None
+            layer[found.name] = given(found, raw, f"flag {found.flag}", found.flag)
+    for name, keys in dotted.items():
+        found = table.by_name[name]
+        base = layer[name].value if name in layer else {}
+        layer[name] = given(found, _merged(base or {}, keys), f"flag {found.flag}", found.flag)
+    return namespace, layer
+
+
+def show_help(make: FlagParser, table: FieldTable, wanted: str) -> str:
+    """Return the help of a command: all of it, one group, the flags that contain a text, or the planned ones."""
+    make.usage = make.format_usage().removeprefix("usage: ").strip() + " [options]"
+    planned = wanted == PLANNED
+    if wanted and not planned:
+        table = _only(table, wanted)
+        make = FlagParser(prog=make.prog, usage=make.usage, add_help=False)
+    elif planned:
+        make = FlagParser(prog=make.prog, usage=make.usage, add_help=False)
+    make.epilog = (
+        None
+        if wanted
+        else (
+            "--help=GROUP shows one group, --help=TEXT the flags that contain it, --help=planned the flags of the "
+            "reference engine that are refused for now."
+        )
+    )
+    add_flags(make, table, refused=planned, docs=section_docs())
+    return make.format_help()
+
+
+def _only(table: FieldTable, wanted: str) -> FieldTable:
+    """Return a table of one group, or of the fields whose flag contains the text."""
+    key = wanted.lstrip("-").replace("-", "_").lower()
+    groups = {name.lower(): fields for name, fields in table.groups().items()}
+    fields = groups.get(key) or groups.get(key.removesuffix("config"))
+    fields = fields or [found for name, found in table.by_name.items() if key in name]
+    if not fields:
+        hint = did_you_mean(key, [*groups, *table.by_name])
+        raise ConfigError(f"--help={wanted}: no group or flag of that name{hint}; groups: {', '.join(groups)}.")
+    chosen = FieldTable()
+    chosen.by_name = {found.name: found for found in fields}
+    return chosen
+
+
+def _help(found: Field, docs: dict[str, str]) -> str:
+    text = found.refuse or f"{field_doc(found, docs)} (default: {show_default(found.default)})"
+    return text.replace("%", "%%")
+
+
+def _spellings(found: Field) -> list[str]:
+    short = SHORT.get(found.name) if found.section != OPTIONS else None
+    return [found.flag] + ([short] if short else [])
+
+
+def _all_spellings(found: Field) -> list[str]:
+    return _spellings(found) + ([found.flag.replace("--", "--no-", 1)] if found.type.is_switch else [])
+
+
+def _shape(kind: ValueType) -> dict[str, Any]:
+    """Return how argparse must collect the raw texts; converting them is the field's business."""
+    shape: dict[str, Any] = {"default": argparse.SUPPRESS}
+    if kind.is_switch:
+        return shape | {"action": argparse.BooleanOptionalAction}
+    shape["metavar"] = kind.metavar
+    if bool in kind.scalars:
+        return shape | {"nargs": "?", "const": True}
+    if kind.items is not None:
+        return shape | ({"nargs": kind.length} if kind.length else {"nargs": "+", "action": "extend"})
+    return shape
+
+
+def _respell(token: str, known: set[str]) -> str:
+    """Turn underscores of a known flag into dashes; other tokens stay as they are."""
+    flag, assigned, value = token.partition("=")
+    dashed = flag.replace("_", "-")
+    return dashed + assigned + value if flag.startswith("--") and dashed in known else token
+
+
+def _take_dotted(argv: list[str], table: FieldTable) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Take `--name.key value` out of argv; values are JSON where they can be."""
+    left: list[str] = []
+    taken: dict[str, dict[str, Any]] = {}
+    tokens = iter(argv)
+    for token in tokens:
+        match = _DOTTED.fullmatch(token)
+        found = table.by_name.get(match[1].replace("-", "_")) if match else None
+        if match is None or found is None or not found.type.mapping:
+            left.append(token)
+            continue
+        text = match[3] if match[3] is not None else next(tokens, None)
+        if text is None:
+            raise ConfigError(f"{token} needs a value.")
+        value: Any = _json_or_text(text)
+        for key in reversed(match[2].split(".")):
+            value = {key: value}
+        taken[found.name] = _merged(taken.get(found.name, {}), value)
+    return left, taken
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `over` laid on it, objects inside objects included."""
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged

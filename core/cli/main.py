@@ -1,0 +1,206 @@
+"""`engine`: finds the command, loads plugins, builds the configuration, runs.
+
+Two stages, because plugins contribute commands and flags: the first look (`core.cli.startup`) finds what
+decides about plugins, the second parses everything. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import core
+from core.cli.context import CommandContext
+from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
+from core.cli.logs import setup_logging
+from core.cli.startup import CONFIG, Startup, read_startup
+from core.config.build import Given, Layer, assemble, given, layer_from_environment, layer_from_file
+from core.config.env import CONFIG_FILE, FIELDS, read_environment
+from core.config.fields import FieldTable
+from core.config.files import ConfigFile, read_config_file
+from core.errors import ConfigError, EngineError, did_you_mean
+from core.plugin import load_plan, make_plan
+
+if TYPE_CHECKING:
+    from core.contracts import Command
+    from core.plugin import Registry
+
+OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "config": ("core.cli.config_command:ConfigCommand", "print the effective configuration and where it came from"),
+    "plugins": ("core.cli.plugins_command:PluginsCommand", "list, show, explain, check, lock and write plugins"),
+}
+"""Commands that are there whatever the plugins do."""
+
+USAGE: Final = "engine [--plugins NAME] [--plugins-lock FILE] [--config FILE] [--debug] COMMAND ..."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 2 for a wrong setting, 1 for other errors."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except EngineError as error:
+        if logging.getLogger("core").isEnabledFor(logging.DEBUG):
+            traceback.print_exc()
+        print(f"engine: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has left; point stdout elsewhere so that the interpreter's last flush is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0
+
+
+def refuse_foreign_core(path: Sequence[str], own: Path) -> None:
+    """Raise `ConfigError` when a package `core` that is not `own` comes first on the module path.
+
+    Other processes of the engine import by the same path, and would get the wrong one.
+    """
+    for entry in path:
+        folder = (Path(entry) if entry else Path.cwd()) / "core"
+        if folder.resolve() == own:
+            return
+        for found in (folder / "__init__.py", folder.with_suffix(".py")):
+            if found.is_file():
+                raise ConfigError(
+                    f"{found} shadows the engine's own package `core` ({own}). Rename it, start from another folder, "
+                    "or take its folder out of PYTHONPATH."
+                )
+
+
+def _run(argv: list[str]) -> int:
+    refuse_foreign_core(sys.path, Path(core.__file__).resolve().parent)
+    startup = read_startup(argv)
+    if startup.version:
+        print(f"engine {core.__version__}")
+        return 0
+    environment = read_environment()
+    path = startup.last(CONFIG) or environment.get(CONFIG_FILE)
+    file = read_config_file(path) if path else None
+    context = _early_context(startup, environment, file)
+    setup_logging(context.config.observability.log_level)
+    if startup.command is None or startup.wants_help:
+        return _print_overview(context)
+    if startup.command == "plugins":
+        return _run_plain(_own(startup.command), startup, context)
+    try:
+        command = _find_command(startup.command, context.registry)
+        table = FieldTable(context.registry.options())
+    except EngineError as error:
+        if _help_wanted(startup.rest) is None:
+            raise
+        print(f"usage: engine {startup.command} [options]\n\nOnly this much help, because {error}")
+        return 0
+    if not command.takes_engine_options:
+        return _run_plain(command, startup, context)
+    return _run_configured(command, startup, context, table, environment, file)
+
+
+def _early_context(startup: Startup, environment: Mapping[str, str], file: ConfigFile | None) -> CommandContext:
+    """Return a context that knows what decides about plugins and logging, and nothing else."""
+    table = FieldTable()
+    layer: dict[str, Given] = {}
+    for name in sorted({"plugins", "plugins_lock", *FIELDS.values()}):
+        field = table.by_name[name]
+        seen = file.peek(field) if file is not None else None
+        if seen is not None:
+            layer[name] = given(field, seen[0], f"file {seen[1]}", f"{seen[1]}: {name}")
+    config, provenance = assemble(table, [layer, layer_from_environment(table, environment), _given(startup, table)])
+    return CommandContext(argparse.Namespace(), config, provenance, table)
+
+
+def _given(startup: Startup, table: FieldTable) -> Layer:
+    """Return the layer of start-up flags."""
+    layer: dict[str, Given] = {}
+    for name, values in startup.given.items():
+        if name != CONFIG:
+            field = table.by_name[name]
+            layer[name] = given(field, values if field.type.items else values[-1], f"flag {field.flag}", field.flag)
+    return layer
+
+
+def _run_plain(command: Command, startup: Startup, context: CommandContext) -> int:
+    """Run a command that takes no engine options."""
+    parser = FlagParser(prog=f"engine {startup.command}", description=command.help)
+    command.add_arguments(parser)
+    context.args = parser.parse_all(startup.rest)
+    return command.run(context)
+
+
+def _run_configured(
+    command: Command,
+    startup: Startup,
+    context: CommandContext,
+    table: FieldTable,
+    environment: Mapping[str, str],
+    file: ConfigFile | None,
+) -> int:
+    """Run a command with the full configuration."""
+    parser = FlagParser(prog=f"engine {startup.command}", description=command.help, add_help=False)
+    command.add_arguments(parser)
+    wanted = _help_wanted(startup.rest)
+    if wanted is not None:
+        print(show_help(parser, table, wanted), end="")
+        return 0
+    add_flags(parser, table)
+    args, flags = parse_flags(parser, table, startup.rest)
+    layers: list[Layer] = [] if file is None else [layer_from_file(table, file)]
+    layers += [layer_from_environment(table, environment), _given(startup, table), flags]
+    model = getattr(args, "model", None)
+    if model is not None:
+        if "model" in flags and flags["model"].value != model:
+            raise ConfigError(f"two models: the argument {model!r} and --model {flags['model'].value!r}; give one.")
+        layers.append({"model": given(table.by_name["model"], model, "argument MODEL", "MODEL")})
+    config, provenance = assemble(table, layers)
+    return command.run(CommandContext(args, config, provenance, table, context.registry))
+
+
+def _find_command(name: str, registry: Registry) -> Command:
+    if name in OWN_COMMANDS:
+        return _own(name)
+    known = [registered.entry.name for registered in registry.entries("commands")]
+    if name not in known and (hint := did_you_mean(name, [*OWN_COMMANDS, *known])):
+        raise ConfigError(f"unknown command {name!r}{hint}")
+    command: Command = registry.load(registry.choose("commands", name))()
+    return command
+
+
+def _own(name: str) -> Command:
+    module, _, attribute = OWN_COMMANDS[name][0].partition(":")
+    command: Command = getattr(importlib.import_module(module), attribute)()
+    return command
+
+
+def _help_wanted(argv: Sequence[str]) -> str | None:
+    """Return what `--help` asks for: "" for everything, None when nobody asked."""
+    for token in argv:
+        if token == "--":
+            break
+        if token in ("--help", "-h") or token.startswith("--help="):
+            return token.partition("=")[2]
+    return None
+
+
+def _print_overview(context: CommandContext) -> int:
+    """Print the commands there are; a broken plugin is named instead of hiding them."""
+    rows = {name: summary for name, (_, summary) in OWN_COMMANDS.items()}
+    trouble = ""
+    try:
+        registry = load_plan(make_plan(context.config.plugins.plugins, context.config.plugins.plugins_lock))
+        rows |= {registered.entry.name: registered.entry.summary for registered in registry.entries("commands")}
+    except EngineError as error:
+        trouble = f"\nCommands of plugins are missing here, because {error}\n"
+    print(f"usage: {USAGE}\n\ncommands:")
+    for name in sorted(rows):
+        print(f"  {name:<12} {rows[name]}")
+    print(f"{trouble}\n`engine COMMAND --help` shows a command's options, `engine --version` the version.")
+    return 0
