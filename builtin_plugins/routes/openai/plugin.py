@@ -1,0 +1,22 @@
+"""`/v1/models`, `/v1/completions` and `/v1/chat/completions`, as OpenAI's clients call them."""
+
+from __future__ import annotations
+
+from core.api import Entry, Option, hookimpl
+
+
+@hookimpl
+def engine_routes() -> list[Entry]:
+    target = "builtin_plugins.routes.openai.routes:OpenAIRoutes"
+    return [Entry("openai", target, "models, completions, chat completions", requires=("fastapi",))]
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    return [
+        Option("response_role", str, "assistant", "Role of generated chat messages."),
+        Option("enable_prompt_tokens_details", bool, False, "Say in `usage` how many prompt tokens were cached."),
+        Option("enable_force_include_usage", bool, False, "End every stream with `usage`, asked for or not."),
+        Option("return_tokens_as_token_ids", bool, False, "Spell tokens of log-probabilities as `token_id:N`."),
+        Option("trust_request_chat_template", bool, False, "Let requests bring their own chat template."),
+    ]

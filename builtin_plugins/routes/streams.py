@@ -1,0 +1,133 @@
+"""Answers that come in pieces: server-sent events, several streams as one, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Any) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+class EventStream:
+    """An ASGI response that sends each event as it comes; the events are closed when the client leaves."""
+
+    def __init__(self, events: AsyncGenerator[bytes], headers: Mapping[str, str] | None = None) -> None:
+        self._events = events
+        self._headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",  # proxies would hold events back
+            **{name.lower(): value for name, value in (headers or {}).items()},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events; an exception of theirs passes through to the server, which tells the client."""
+        headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            await _while_connected(receive, self._send_all(send))
+        except ClientGone:
+            pass
+        finally:
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        async for data in self._events:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class ClientGone(HTTPException):
+    """The client closed the connection; nobody reads the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection.")
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; cancel it and raise `ClientGone` as soon as the client has left.
+
+    Call it only after the body was read.
+    """
+    return await _while_connected(request.receive, work)
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def started(stream: AsyncIterator[T]) -> AsyncGenerator[T]:
+    """Wait for the first item, so that a refusal comes before any header, and return the whole stream."""
+    try:
+        first = await anext(stream)
+    except StopAsyncIteration:
+        return _chain([], stream)
+    return _chain([first], stream)
+
+
+async def _chain(first: list[T], rest: AsyncIterator[T]) -> AsyncGenerator[T]:
+    try:
+        for item in first:
+            yield item
+        async for item in rest:
+            yield item
+    finally:
+        if isinstance(rest, AsyncGenerator):
+            await rest.aclose()
+
+
+async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """Yield (stream index, item) from all streams as they come; closing it closes them all."""
+    waiting = {asyncio.ensure_future(_next(stream)): i for i, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                index = waiting.pop(task)
+                items = task.result()
+                for item in items:
+                    waiting[asyncio.ensure_future(_next(streams[index]))] = index
+                    yield index, item
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+
+async def _next(stream: AsyncIterator[T]) -> list[T]:
+    """Return the next item in a list; an empty list at the end."""
+    try:
+        return [await anext(stream)]
+    except StopAsyncIteration:
+        return []
