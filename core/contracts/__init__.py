@@ -1,0 +1,55 @@
+"""The contracts: one protocol per kind. An entry's target, once imported, must satisfy its kind's protocol.
+
+Torch appears in annotations only, so that reading a contract never imports it. Every kind has a conformance
+suite of its name in `core.testing.conformance`.
+"""
+
+from core.contracts.attention import AttentionBackend, AttentionInputs, AttentionParams, ForwardBatch
+from core.contracts.models import (
+    Architecture,
+    BuildContext,
+    LinearMethod,
+    Model,
+    ModelSource,
+    ModuleSpec,
+    QuantMethod,
+    WeightLoader,
+)
+from core.contracts.platforms import Executor, Platform
+from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
+from core.contracts.scheduling import QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
+from core.contracts.serving import Command, MetricSink, OpImplementation, RequestStats, RouteGroup, Server, StepStats
+from core.contracts.text import ChatRenderer, Tokenizer
+
+__all__ = [
+    "Architecture",
+    "AttentionBackend",
+    "AttentionInputs",
+    "AttentionParams",
+    "BuildContext",
+    "ChatRenderer",
+    "Command",
+    "Executor",
+    "ForwardBatch",
+    "LinearMethod",
+    "LogitsProcessor",
+    "MetricSink",
+    "Model",
+    "ModelSource",
+    "ModuleSpec",
+    "OpImplementation",
+    "Platform",
+    "QuantMethod",
+    "QueuedRequest",
+    "RequestStats",
+    "RouteGroup",
+    "RunnerExtension",
+    "SampleRows",
+    "SamplerContext",
+    "SchedulerExtension",
+    "SchedulingPolicy",
+    "Server",
+    "StepStats",
+    "Tokenizer",
+    "WeightLoader",
+]

@@ -1,0 +1,88 @@
+"""Attention over paged keys and values, and the batch a forward pass gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.kv_spec import KVSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """What is fixed about one attention layer."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    window: int | None = None
+    """Tokens visible, the current one included."""
+    chunk: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(slots=True)
+class AttentionInputs:
+    """One KV group in one step, as the runner prepares it. Lists are on the host: nothing is read back."""
+
+    query_starts: list[int]
+    """Cumulative token counts, length num_seqs + 1."""
+    kv_lens: list[int]
+    """Tokens in the cache per sequence once this step's are written."""
+    block_table: torch.Tensor
+    """[num_seqs, max_blocks] int32. Entries outside a window are stale: never read them."""
+    slots: torch.Tensor
+    """[num_tokens] int64: block * block_size + offset to write each token's key and value to."""
+    block_size: int
+    spec: KVSpec
+
+
+class AttentionBackend(Protocol):
+    """Attention over paged keys and values. Constructed without arguments, one per worker."""
+
+    graph_support: str
+    """"none", "decode" or "full": which steps a captured graph may hold."""
+
+    def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Return the shape of one layer's cache; its bytes are num_blocks * block_size * spec.token_bytes."""
+
+    def prepare(self, inputs: AttentionInputs) -> Any:
+        """Plan one step of one group once; what it returns is given to `attend` in each of its layers."""
+
+    def attend(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Any,
+    ) -> torch.Tensor:
+        """Write key and value to the cache, return attention [num_tokens, heads, head_size].
+
+        query is [num_tokens, heads, head_size], key and value [num_tokens, kv_heads, head_size]. Causal.
+        """
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """The tokens of one step, on the device, and what layers need to know about them."""
+
+    input_ids: torch.Tensor
+    """[num_tokens] int64."""
+    positions: torch.Tensor
+    """[num_tokens] int64."""
+    attention: Sequence[Any]
+    """Per caching layer: what the attention backend prepared for its group."""
+    rows: list[int]
+    """Row of each sequence in the step."""
+    starts: list[int]
+    counts: list[int]
+    prompt_lens: list[int]
+    token_ids: torch.Tensor
+    """[max_num_seqs, max_model_len] int64: every row's tokens, sampled ones included, by position."""

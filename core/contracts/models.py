@@ -1,0 +1,138 @@
+"""Models: finding, building, loading, and how a linear layer keeps its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.contracts.attention import AttentionBackend, ForwardBatch
+    from core.kv_spec import LayerKV
+    from core.model_spec import DecoderSpec
+    from core.nn.parallel import ParallelGroup
+    from core.ops.table import OpTable
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that was found: what it is, before any weight is read."""
+
+    name: str
+    """What the user typed; served under this name unless told otherwise."""
+    architecture: str
+    """Name of the entry of kind `models` that builds it (HF `architectures[0]`)."""
+    hf_config: Any
+    """transformers' config object, or any object with the attributes the architecture reads."""
+    path: str | None = None
+    """Local folder with weights and tokenizer, where there is one."""
+    identity: str = ""
+    """Revision or content hash; part of every prefix-cache key."""
+    max_model_len: int = 2048
+    """Longest context the model states."""
+    checkpoint_dtype: str = "float32"
+    quantization: str | None = None
+    """Name of the checkpoint's quantization method, where its config states one."""
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters from the model's generation_config.json."""
+    tokenizer: str = "hf"
+    """Entry of kind `tokenizers` that reads its tokenizer under `--tokenizer-mode auto`."""
+    weight_loader: str = "safetensors"
+    """Entry of kind `weight_loaders` under `--load-format auto`."""
+    origin: str = "checkpoint"
+    """Said in error blocks: checkpoint, hub id, scripted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a model is built with; layers take from it what they need and keep no more."""
+
+    dtype: torch.dtype
+    device: str
+    attention: AttentionBackend
+    quant: QuantMethod
+    ops: OpTable
+    """The implementation chosen for every op (`core.ops.table`)."""
+    group: ParallelGroup
+    """The tensor-parallel group of this rank; size 1 when the model is not split."""
+
+
+class ModuleSpec(Protocol):
+    """An architecture that is a module of its own instead of a `DecoderSpec`."""
+
+    vocab_size: int
+
+    def build(self, context: BuildContext) -> Model:
+        """Return the module, weights not yet loaded."""
+
+
+class Architecture(Protocol):
+    """Target of a `models` entry: a function from the model's config to what it is."""
+
+    def __call__(self, hf_config: Any) -> DecoderSpec | ModuleSpec:
+        """Return the facts. Raises `ModelError` for a config it cannot serve, naming the field."""
+
+
+class Model(Protocol):
+    """A built model, as the runner drives it (a `torch.nn.Module`)."""
+
+    vocab_size: int
+    kv_layers: Sequence[LayerKV]
+    """One per caching layer, in the order of `bind_kv`."""
+
+    def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
+        """Take the cache tensor of each caching layer; shapes are the attention backend's."""
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Fill every parameter. Raises `ModelError` naming missing, unexpected and misshapen tensors."""
+
+    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return hidden states [num_tokens, hidden] for the tokens of one step."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocab] in float32 for n selected hidden states."""
+
+
+class WeightLoader(Protocol):
+    """Yields a checkpoint's tensors. Constructed with (source, config)."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor), memory-mapped where possible. Raises `ModelError` naming file and fault."""
+
+    def total_bytes(self) -> int:
+        """Return the bytes `tensors` will yield, for the progress bar; 0 if unknown."""
+
+
+class LinearMethod(Protocol):
+    """How one linear layer keeps its weights and multiplies by them.
+
+    One instance per layer. A checkpoint tensor of the layer arrives through `load` under its own suffix
+    ("weight", "qweight", "scales", ...), already cut for this rank along the axis the layer names.
+    """
+
+    suffixes: tuple[str, ...]
+    """Tensor suffixes this method reads besides "bias"."""
+
+    def create(self, layer: torch.nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        """Register the parameters on `layer`, sharded sizes given."""
+
+    def load(self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, rows: slice) -> None:
+        """Copy one checkpoint tensor into output rows `rows` of the layer's parameters."""
+
+    def finish(self, layer: torch.nn.Module) -> None:
+        """Called once after all tensors are in: repack, transpose, free."""
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T, [..., out_features], without bias."""
+
+
+class QuantMethod(Protocol):
+    """Decides the `LinearMethod` of every linear layer. Constructed with the checkpoint's quantization config."""
+
+    name: str
+
+    def linear(self, prefix: str) -> LinearMethod:
+        """Return a fresh method for the layer with this weight prefix."""

@@ -1,0 +1,56 @@
+"""Where the engine runs: devices and executors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.kv_spec import KVLayout
+    from core.step import StepPlan, StepResult, WorkerInfo
+
+
+class Platform(Protocol):
+    """One kind of device. Constructed without arguments; must be cheap until `start`."""
+
+    name: str
+    device: str
+    """What `torch.device` takes: "cpu", "cuda"."""
+
+    def is_available(self) -> bool:
+        """Say whether this machine has such a device."""
+
+    def start(self, config: EngineConfig) -> None:
+        """Prepare this process (threads, memory settings). Called once per worker, before the model is built."""
+
+    def pick_dtype(self, checkpoint_dtype: str) -> str:
+        """Return the dtype `--dtype auto` means for a checkpoint stored in `checkpoint_dtype`."""
+
+    def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
+        """Return the bytes the KV cache may take after `weight_bytes` of weights are loaded."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return facts `Entry.when` may name: device, isa, memory."""
+
+
+class Executor(Protocol):
+    """Runs workers. Results come back in the order of the plans."""
+
+    depth: int
+    """Plans that may be in flight at once; 1 means no scheduling ahead."""
+
+    def start(self) -> WorkerInfo:
+        """Build the model on every worker. May take long; called once."""
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Allocate the KV cache on every worker."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Queue one plan; never more than `depth` uncollected ones."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan in flight and return its result. Raises if the step as a whole failed."""
+
+    def shutdown(self) -> None:
+        """Release everything; safe to call twice and in any state."""

@@ -1,0 +1,67 @@
+"""Logits processors and the rows they see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerContext:
+    """What a logits processor is constructed with."""
+
+    vocab_size: int
+    max_num_seqs: int
+    max_model_len: int
+    device: str
+
+
+@dataclass(slots=True)
+class SampleRows:
+    """The rows of one `apply` call, in the order of the logits."""
+
+    rows: list[int]
+    prompt_lens: list[int]
+    lengths: list[int]
+    """Known tokens per row, the one being sampled not included (so also its position)."""
+    row_index: torch.Tensor
+    """[n] int64, `rows` on the device."""
+    length_index: torch.Tensor
+    """[n] int64, `lengths` on the device."""
+    prompt_index: torch.Tensor
+    """[n] int64, `prompt_lens` on the device."""
+    token_ids: torch.Tensor
+    """[max_num_seqs, max_model_len] int64 token history by row and position; valid below `lengths`."""
+
+
+class LogitsProcessor(Protocol):
+    """Changes logits before a token is chosen; batch-level. Constructed with a `SamplerContext`.
+
+    The kernel calls `apply` with exactly the rows that `wants` said yes to, so a processor never sees, and
+    can never harm, a request that did not ask for it. Per-row state must follow from sampling parameters
+    and tokens alone: after preemption or a restart `added` is called again with the tokens so far.
+    Must not read device values back to the host.
+    """
+
+    params: tuple[str, ...]
+    """Fields of `SamplingParams` it serves; without it, requests that set them are refused."""
+    argmax_invariant: bool
+    """True: never changes which token is best, so it is skipped for greedy rows and runs after temperature."""
+
+    def wants(self, sampling: SamplingParams) -> bool:
+        """Say whether this request needs the processor."""
+
+    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+        """A request that `wants` it took `row`; `token_ids` are its prompt and tokens so far."""
+
+    def removed(self, row: int) -> None:
+        """The request in `row` has left."""
+
+    def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """Return the changed logits [n, vocab] float32; changing them in place is allowed."""

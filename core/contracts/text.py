@@ -1,0 +1,41 @@
+"""Tokenizers and chat renderers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. Constructed with (source, config)."""
+
+    vocab_size: int
+    """Ids are below this."""
+    eos_token_id: int | None
+    special_ids: frozenset[int]
+    chat_template: str | None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids; special tokens written in the text become their ids."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
+
+    def token_text(self, token_id: int) -> str:
+        """Return the token as the vocabulary spells it."""
+
+
+class ChatRenderer(Protocol):
+    """Turns messages into the model's prompt text. Constructed with (tokenizer, source, config)."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt. Raises `InvalidRequest` naming the message that cannot be rendered."""
