@@ -10,6 +10,7 @@ from core.contracts import (
     AttentionBackend,
     AttentionInputs,
     AttentionParams,
+    BuildContext,
     ChatRenderer,
     Command,
     Executor,

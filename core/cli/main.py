@@ -20,9 +20,9 @@ import core
 from core.cli.context import CommandContext
 from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
 from core.cli.logs import setup_logging
-from core.cli.startup import CONFIG, Startup, read_startup
+from core.cli.startup import CONFIG, STARTUP, Startup, read_startup
 from core.config.build import Given, Layer, assemble, given, layer_from_environment, layer_from_file
-from core.config.env import CONFIG_FILE, FIELDS, read_environment
+from core.config.env import CONFIG_FILE, read_environment
 from core.config.fields import FieldTable
 from core.config.files import ConfigFile, read_config_file
 from core.errors import ConfigError, EngineError, did_you_mean
@@ -109,10 +109,10 @@ def _early_context(startup: Startup, environment: Mapping[str, str], file: Confi
     """Return a context that knows what decides about plugins and logging, and nothing else."""
     table = FieldTable()
     layer: dict[str, Given] = {}
-    for name in sorted({"plugins", "plugins_lock", *FIELDS.values()}):
+    for name in sorted(STARTUP - {CONFIG}):
         field = table.by_name[name]
         seen = file.peek(field) if file is not None else None
-        if seen is not None:
+        if seen is not None and seen[0] is not None:
             layer[name] = given(field, seen[0], f"file {seen[1]}", f"{seen[1]}: {name}")
     config, provenance = assemble(table, [layer, layer_from_environment(table, environment), _given(startup, table)])
     return CommandContext(argparse.Namespace(), config, provenance, table)

@@ -67,7 +67,7 @@ def layer_from_environment(table: FieldTable, environment: Mapping[str, str]) ->
     return {
         name: given(table.by_name[name], environment[variable], f"environment {variable}", variable)
         for variable, name in env.FIELDS.items()
-        if variable in environment
+        if variable in environment and name in table.by_name
     }
 
 
