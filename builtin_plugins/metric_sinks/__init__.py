@@ -1,0 +1,1 @@
+"""Takers of measurements."""

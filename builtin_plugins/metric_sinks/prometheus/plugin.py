@@ -1,0 +1,11 @@
+"""Counts for Prometheus, shown at `/metrics`."""
+
+from __future__ import annotations
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_metric_sinks() -> list[Entry]:
+    target = "builtin_plugins.metric_sinks.prometheus.sink:PrometheusSink"
+    return [Entry("prometheus", target, "counters and histograms for Prometheus", requires=("prometheus-client",))]

@@ -1,0 +1,237 @@
+"""`POST /v1/completions`: text goes on from a prompt, or from many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from builtin_plugins.routes.body import read_request
+from builtin_plugins.routes.openai.answers import (
+    AnswerHead,
+    AnswerOptions,
+    Usage,
+    answer_id,
+    check_model,
+    check_stream_options,
+    engine_id,
+    last,
+    now,
+    shows_usage,
+    sound,
+)
+from builtin_plugins.routes.openai.fields import (
+    MAX_PROMPTS,
+    MAX_SEQUENCES,
+    OTHER_FIELDS,
+    CompletionFields,
+    check_unserved,
+)
+from builtin_plugins.routes.openai.logprobs import completion_logprobs, prompt_logprobs
+from builtin_plugins.routes.openai.sampling import sampling_params
+from builtin_plugins.routes.streams import DONE, EventStream, event, merged, started, while_connected
+from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One completions request, checked."""
+
+    head: AnswerHead
+    fields: CompletionFields
+    sampling: SamplingParams
+    prompts: Sequence[dict[str, Any]]
+    scores_only: bool
+    """The client wants the prompt back and nothing generated (`max_tokens` 0 with `echo`)."""
+    tokens_as_ids: bool
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, engine: Any, options: AnswerOptions) -> None:
+        self._engine = engine
+        self._options = options
+
+    async def __call__(self, request: Request) -> Any:
+        """Answer one request, streamed or whole."""
+        parsed = await read_request(request, CompletionFields, OTHER_FIELDS, strict=self._options.strict_fields)
+        head = AnswerHead(
+            answer_id(request, parsed.fields, "cmpl"),
+            "text_completion",
+            now(),
+            check_model(self._engine, parsed.fields.model),
+        )
+        job = await self._job(head, parsed.fields, parsed.others)
+        if not parsed.fields.stream:
+            body = await while_connected(request, self._whole(job))
+            return Response(msgspec.json.encode(body), media_type="application/json", headers=parsed.headers)
+        events = await while_connected(request, started(self._events(job)))
+        return EventStream(events, parsed.headers)
+
+    async def _job(self, head: AnswerHead, fields: CompletionFields, others: dict[str, Any]) -> _Job:
+        check_unserved(others)
+        check_stream_options(fields)
+        scores_only = fields.echo and others.get("max_tokens") == 0
+        decided: dict[str, Any] = {"max_tokens": 1, "min_tokens": 0} if scores_only else {}
+        if fields.echo and "logprobs" in others:
+            decided["prompt_logprobs"] = others["logprobs"]
+        elif fields.stream and "prompt_logprobs" in others:
+            raise InvalidRequest("prompt_logprobs", "cannot be streamed; set `stream` to false.")
+        if fields.vllm_xargs:
+            decided["extra_args"] = fields.vllm_xargs
+        defaults = self._engine.sampling_defaults
+        sampling = sampling_params(others, defaults, stream=fields.stream, **decided)
+        prompts = await self._prompts(fields)
+        if len(prompts) * sampling.n > MAX_SEQUENCES:
+            raise InvalidRequest(
+                "n", f"{sampling.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences in one request."
+            )
+        as_ids = fields.return_tokens_as_token_ids
+        as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
+        return _Job(head, fields, sampling, prompts, scores_only, as_ids)
+
+    async def _prompts(self, fields: CompletionFields) -> list[dict[str, Any]]:
+        """Return every prompt with its token ids, so that all are known to be good before one starts."""
+        prompts = split_prompts(fields.prompt)
+        out: list[dict[str, Any]] = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                ids = await self._engine.encode(prompt, fields.add_special_tokens)
+                out.append({"prompt": prompt, "prompt_token_ids": ids})
+            else:
+                out.append({"prompt_token_ids": prompt})
+        return out
+
+    def _run(self, job: _Job) -> list[Any]:
+        """Return one stream of outputs per prompt; nothing starts before they are read."""
+        return [
+            self._engine.generate(
+                prompt,
+                job.sampling,
+                engine_id(f"{job.head.id}-{i}"),
+                priority=job.fields.priority,
+                cache_salt=job.fields.cache_salt,
+            )
+            for i, prompt in enumerate(job.prompts)
+        ]
+
+    async def _whole(self, job: _Job) -> dict[str, Any]:
+        usage = Usage(self._options.cached_details)
+        outputs = await _all([last(run) for run in self._run(job)])
+        choices = []
+        for i, output in enumerate(outputs):
+            usage.count(i, output)
+            choices += [self._choice(job, i, output, completion, first=True) for completion in output.outputs]
+        if job.scores_only:
+            usage.completion_tokens = 0
+        return job.head.with_choices(choices, usage=usage.as_json())
+
+    async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
+        usage = Usage(self._options.cached_details)
+        final, always = shows_usage(job.fields, self._options)
+        lengths: dict[int, int] = {}
+        stream = merged([sound(run) for run in self._run(job)])
+        try:
+            async for i, output in stream:
+                usage.count(i, output)
+                for completion in output.outputs:
+                    index = i * job.sampling.n + completion.index
+                    first = index not in lengths
+                    choice = self._choice(job, i, output, completion, first=first, offset=lengths.get(index, 0))
+                    lengths[index] = lengths.get(index, 0) + len(choice["text"])
+                    more = {"usage": usage.as_json() if always else None} if final else {}
+                    yield event(job.head.with_choices([choice], **more))
+        finally:
+            await stream.aclose()
+        if job.scores_only:
+            usage.completion_tokens = 0
+        if final:
+            yield event(job.head.with_choices([], usage=usage.as_json()))
+        yield DONE
+
+    def _choice(
+        self,
+        job: _Job,
+        prompt: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        *,
+        first: bool,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        """Return one choice; `first` is the place where an echoed prompt belongs."""
+        echo = job.fields.echo and first
+        text = "" if job.scores_only else completion.text
+        shown = self._prompt_text(job, prompt) if echo else ""
+        choice: dict[str, Any] = {
+            "index": prompt * job.sampling.n + completion.index,
+            "text": shown + text,
+            "logprobs": self._logprobs(job, output, completion, echo, offset),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if not job.fields.stream and job.sampling.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if job.fields.return_token_ids:
+            choice["token_ids"] = [] if job.scores_only else list(completion.token_ids)
+            choice["prompt_token_ids"] = output.prompt_token_ids if first else None
+        return choice
+
+    def _logprobs(
+        self, job: _Job, output: RequestOutput, completion: CompletionOutput, echo: bool, offset: int
+    ) -> dict[str, Any] | None:
+        if completion.logprobs is None:
+            return None
+        ids: list[int] = [] if job.scores_only else list(completion.token_ids)
+        positions: list[Any] = [] if job.scores_only else list(completion.logprobs)
+        if echo and output.prompt_logprobs is not None:
+            ids = [*(output.prompt_token_ids or ()), *ids]
+            positions = [*output.prompt_logprobs, *positions]
+        return completion_logprobs(ids, positions, offset=offset, as_ids=job.tokens_as_ids)
+
+    def _prompt_text(self, job: _Job, prompt: int) -> str:
+        known = job.prompts[prompt]
+        if "prompt" not in known and self._engine.tokenizer is not None:
+            known["prompt"] = self._engine.tokenizer.decode(known["prompt_token_ids"])
+        return str(known.get("prompt", ""))
+
+
+def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """Return the prompts of a text, a list of texts, token ids, or a list of lists of them."""
+    if isinstance(prompt, str):
+        return [_not_empty(prompt)]
+    if not prompt:
+        raise InvalidRequest("prompt", "is empty; give a text or token ids.")
+    if all(type(item) is int for item in prompt):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest("prompt", f"holds {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed.")
+    out: list[str | list[int]] = []
+    for item in prompt:
+        if not isinstance(item, str) and not (isinstance(item, list) and all(type(i) is int for i in item)):
+            raise InvalidRequest("prompt", "must be a text, a list of texts, token ids, or a list of lists of them.")
+        out.append(_not_empty(item))
+    return out
+
+
+def _not_empty(prompt: Any) -> Any:
+    if not prompt:
+        raise InvalidRequest("prompt", "is empty; give a text or token ids.")
+    return prompt
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
+    """Return every result, or raise the first exception with the others cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

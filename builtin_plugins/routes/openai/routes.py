@@ -1,0 +1,59 @@
+"""The route group: paths, and the list of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from builtin_plugins.routes.openai.answers import AnswerOptions, check_model, now
+from builtin_plugins.routes.openai.chat import ChatCompletions
+from builtin_plugins.routes.openai.completions import Completions
+from core.api import EngineConfig
+
+
+class OpenAIRoutes:
+    """OpenAI's API over one engine."""
+
+    def __init__(self, engine: Any, config: EngineConfig) -> None:
+        options = AnswerOptions.from_options(config.options)
+        self._engine = engine
+        self._created = now()
+        self._completions = Completions(engine, options)
+        self._chat = ChatCompletions(engine, options)
+
+    def routes(self) -> Sequence[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self._model, methods=["GET"]),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/chat/completions", self._answer, methods=["POST"]),
+        ]
+
+    async def _complete(self, request: Request) -> Any:
+        return await self._completions(request)
+
+    async def _answer(self, request: Request) -> Any:
+        return await self._chat(request)
+
+    async def _models(self, request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._engine.served_names]})
+
+    async def _model(self, request: Request) -> JSONResponse:
+        return JSONResponse(self._card(check_model(self._engine, request.path_params["model"])))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "engine",
+            "root": self._engine.source.name,
+            "parent": None,
+            "max_model_len": self._engine.max_model_len,
+            "permission": [],
+        }

@@ -1,0 +1,1 @@
+"""`/health`, `/version` and `/metrics`: what operators ask."""

@@ -1,0 +1,99 @@
+"""Text to token ids and back, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from builtin_plugins.routes.body import Parsed, read_request
+from core.api import EngineConfig, InvalidRequest
+
+
+class TokenizeFields(msgspec.Struct, kw_only=True):
+    """Body of `/tokenize`: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    """Default: true for a prompt, false for messages, whose template writes them."""
+    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] = []
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class DetokenizeFields(msgspec.Struct, kw_only=True):
+    """Body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class TokenizeRoutes:
+    """The model's tokenizer over HTTP."""
+
+    def __init__(self, engine: Any, config: EngineConfig) -> None:
+        self._engine = engine
+        self._strict = bool(config.options.get("strict_fields"))
+
+    def routes(self) -> Sequence[Route]:
+        """Return the routes."""
+        return [
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+        ]
+
+    async def _tokenize(self, request: Request) -> Response:
+        parsed = await read_request(request, TokenizeFields, strict=self._strict)
+        fields = parsed.fields
+        self._check(fields.model)
+        if (fields.prompt is None) == (fields.messages is None):
+            raise InvalidRequest("prompt", "give either a prompt or messages.")
+        ids = await self._ids(fields)
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": self._engine.max_model_len, "tokens": ids}
+        if fields.return_token_strs:
+            answer["token_strs"] = [self._engine.tokenizer.token_text(token) for token in ids]
+        return _answer(answer, parsed)
+
+    async def _ids(self, fields: TokenizeFields) -> list[int]:
+        if fields.prompt is not None:
+            ids: list[int] = await self._engine.encode(fields.prompt, fields.add_special_tokens is not False)
+            return ids
+        begins = fields.add_generation_prompt
+        text, ids = await self._engine.render_chat(
+            fields.messages,
+            tools=fields.tools or None,
+            add_generation_prompt=not fields.continue_final_message if begins is None else begins,
+            continue_final_message=fields.continue_final_message,
+            template_kwargs=fields.chat_template_kwargs,
+        )
+        return await self._engine.encode(text, True) if fields.add_special_tokens else ids
+
+    async def _detokenize(self, request: Request) -> Response:
+        parsed = await read_request(request, DetokenizeFields, strict=self._strict)
+        self._check(parsed.fields.model)
+        vocab_size = self._engine.vocab_size
+        for token in parsed.fields.tokens:
+            if not 0 <= token < vocab_size:
+                raise InvalidRequest("tokens", f"token id {token} is outside the vocabulary of {vocab_size}.")
+        text = await asyncio.to_thread(self._engine.tokenizer.decode, parsed.fields.tokens)
+        return _answer({"prompt": text}, parsed)
+
+    def _check(self, model: str | None) -> None:
+        if self._engine.tokenizer is None:
+            raise HTTPException(404, "this engine runs without a tokenizer (--skip-tokenizer-init).")
+        if model and model not in self._engine.served_names:
+            raise HTTPException(404, f"the model {model[:200]!r} does not exist here.")
+
+
+def _answer(value: dict[str, Any], parsed: Parsed[Any]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=parsed.headers)
