@@ -1,0 +1,58 @@
+"""What every chat renderer must keep."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from core.config import EngineConfig
+from core.errors import InvalidRequest
+from core.testing.byte_tokenizer import ByteTokenizer
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+_MESSAGES = [{"role": "user", "content": "hello <there> é"}]
+
+
+class _Tokenizer(ByteTokenizer):
+    chat_template = _TEMPLATE  # type: ignore[assignment]
+
+
+def _renderer(subject: Subject) -> Any:
+    return subject.target(_Tokenizer(), SimpleNamespace(name="conformance", path=None), EngineConfig())
+
+
+def check_shows_the_messages_text(subject: Subject) -> None:
+    """The prompt holds the message's text unchanged: nothing is escaped."""
+    prompt = _renderer(subject).render(_MESSAGES)
+    assert isinstance(prompt, str), f"{subject.entry.name}: render returned {type(prompt).__name__}, not a text."
+    assert "hello <there> é" in prompt, f"{subject.entry.name}: the message's text is not in {prompt!r}."
+
+
+def check_is_a_pure_function(subject: Subject) -> None:
+    """Rendering twice gives the same prompt and leaves the messages as they were."""
+    renderer, messages = _renderer(subject), copy.deepcopy(_MESSAGES)
+    first, second = renderer.render(messages), renderer.render(messages)
+    assert first == second, f"{subject.entry.name}: {first!r}, then {second!r}."
+    assert messages == _MESSAGES, f"{subject.entry.name}: render changed the messages."
+
+
+def check_goes_on_from_the_final_message(subject: Subject) -> None:
+    """A continued final message ends the prompt, with no end mark behind it."""
+    messages = [*_MESSAGES, {"role": "assistant", "content": "I was say"}]
+    prompt = _renderer(subject).render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert prompt.endswith("I was say"), f"{subject.entry.name}: the prompt ends with {prompt[-40:]!r}."
+
+
+def check_refuses_bad_messages_by_place(subject: Subject) -> None:
+    """A message that is none is an `InvalidRequest` whose field names it."""
+    for bad in ([], [{"content": "no role"}], [*_MESSAGES, "text"], [{"role": "user", "content": 7}]):
+        try:
+            _renderer(subject).render(bad)
+        except InvalidRequest as error:
+            assert error.field.startswith("messages"), f"{subject.entry.name}: names {error.field!r}, not the message."
+        else:
+            raise AssertionError(f"{subject.entry.name}: rendered {bad!r} instead of refusing it.")

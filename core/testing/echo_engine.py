@@ -1,0 +1,111 @@
+"""An engine without a model, for tests of HTTP routes: answers with the prompt, one byte a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from core.config import EngineConfig
+from core.errors import EngineDead, InvalidRequest
+from core.testing.byte_tokenizer import ByteTokenizer
+from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
+
+
+class EchoEngine:
+    """What routes see of `AsyncLLM`, in one asyncio loop and without threads.
+
+    `gate` holds every request back while it is cleared; `aborted` lists requests closed before their end.
+    """
+
+    def __init__(self, config: EngineConfig | None = None, max_model_len: int = 256) -> None:
+        self.config = config or EngineConfig()
+        self.source = SimpleNamespace(name="echo")
+        self.registry = None
+        self.tokenizer = ByteTokenizer()
+        self.renderer = None
+        self.max_model_len = max_model_len
+        self.vocab_size = ByteTokenizer.vocab_size
+        self.served_names = ["echo"]
+        self.sampling_defaults: dict[str, Any] = {}
+        self.sinks = SimpleNamespace(guarded=[])
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.sampling: list[SamplingParams] = []
+        """Parameters of every request, in order of arrival."""
+        self.rendered: list[dict[str, Any]] = []
+        """Options of every `render_chat`."""
+        self.aborted: list[str] = []
+        self.dead = False
+        self.fail_at: int | None = None
+        """Token index at which requests fail inside the engine."""
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return bytes."""
+        return self.tokenizer.encode(text)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
+        """Return the last message's content as the prompt."""
+        self.rendered.append(options)
+        content = messages[-1].get("content")
+        if not isinstance(content, str):
+            raise InvalidRequest(f"messages[{len(messages) - 1}].content", "must be a text.")
+        return content, self.tokenizer.encode(content)
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer with the prompt itself, one token at a time."""
+        ids = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else list(prompt)
+        if len(ids) >= self.max_model_len:
+            raise InvalidRequest("prompt", f"has {len(ids)} tokens, the context holds {self.max_model_len}.")
+        self.sampling.append(sampling_params)
+        most = len(ids) if sampling_params.max_tokens is None else min(len(ids), sampling_params.max_tokens)
+        delta = sampling_params.output_kind is RequestOutputKind.DELTA
+        finished = False
+        try:
+            for at in range(most) if delta else (most - 1,):
+                await self.gate.wait()
+                await asyncio.sleep(0)
+                finished = at == most - 1
+                error = "made to fail" if self.fail_at is not None and at >= self.fail_at else None
+                tokens = ids[at : at + 1] if delta else ids[:most]
+                reason = ("length" if most < len(ids) else "stop") if finished else None
+                outputs = [self._completion(i, tokens, reason, sampling_params) for i in range(sampling_params.n)]
+                prompt_logprobs = None
+                if sampling_params.prompt_logprobs is not None:
+                    prompt_logprobs = [None, *(self._position(token) for token in ids[1:])]
+                yield RequestOutput(
+                    request_id, None, ids, prompt_logprobs, outputs, finished, num_cached_tokens=1, error=error
+                )
+        finally:
+            if not finished:
+                self.aborted.append(request_id)
+
+    def _completion(
+        self, index: int, tokens: list[int], reason: str | None, params: SamplingParams
+    ) -> CompletionOutput:
+        logprobs = None if params.logprobs is None else [self._position(token) for token in tokens]
+        return CompletionOutput(
+            index, self.tokenizer.decode(tokens), tokens, None, logprobs, reason, num_tokens=len(tokens)
+        )
+
+    def _position(self, token: int) -> dict[int, Logprob]:
+        return {token: Logprob(-0.5, 1, self.tokenizer.decode([token])), 32: Logprob(float("-inf"), 2, " ")}
+
+    async def abort(self, request_id: str) -> None:
+        """Note the request."""
+        self.aborted.append(request_id)
+
+    def check_health(self) -> None:
+        """Raise `EngineDead` when told to be dead."""
+        if self.dead:
+            raise EngineDead("the engine has stopped: made to")
+
+    def health(self) -> dict[str, Any]:
+        """Say it lives."""
+        return {"status": "ok"}
+
+    def shutdown(self) -> None:
+        """Do nothing."""
