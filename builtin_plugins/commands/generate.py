@@ -13,7 +13,6 @@ from core.api import ConfigError, Entry, SamplingParams, hookimpl
 if TYPE_CHECKING:
     from core import LLM
     from core.api import RequestOutput
-    from core.cli import CommandContext
 
 SAMPLING = {
     "max_tokens": int,
@@ -56,7 +55,7 @@ class Generate:
         parser.add_argument("--json", action="store_true", help="print one JSON object per prompt, when it is done")
         parser.add_argument("--no-stream", action="store_true", help="print each text when it is done")
 
-    def run(self, context: CommandContext) -> int:
+    def run(self, context: Any) -> int:
         """Generate; 1 when a request failed."""
         prompts = context.args.prompt or [_read_prompt()]
         from core import LLM  # lazy: torch is slow to import, and prompts are checked before

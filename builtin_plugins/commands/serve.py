@@ -9,8 +9,6 @@ from core.api import Entry, hookimpl
 if TYPE_CHECKING:
     import argparse
 
-    from core.cli import CommandContext
-
 
 @hookimpl
 def engine_commands() -> list[Entry]:
@@ -28,7 +26,7 @@ class Serve:
         """Add the model."""
         parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
 
-    def run(self, context: CommandContext) -> int:
+    def run(self, context: Any) -> int:
         """Serve; returns when the server has stopped."""
         registry = context.registry
         make_server = registry.load(registry.choose("servers"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from core.config.build import Given, Layer, given
@@ -22,6 +22,11 @@ SHORT: Final[Mapping[str, str]] = {
 }
 PLANNED: Final = "planned"
 """`--help=planned` lists the options that are known but refused."""
+EPILOG: Final = (
+    "Before or after the command: --plugins NAME, --plugins-lock FILE, --config FILE, --log-level LEVEL, --debug. "
+    "--help=GROUP shows one group, --help=TEXT the flags that contain it, --help=planned the flags known from "
+    "vLLM that are refused for now."
+)
 
 _DEST: Final = "config:"
 _DOTTED: Final = re.compile(r"--([A-Za-z][\w-]*)\.([^=\s]+)(?:=(.*))?", re.DOTALL)
@@ -48,18 +53,18 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def add_flags(
-    parser: FlagParser, table: FieldTable, *, refused: bool = False, docs: Mapping[str, str] | None = None
+    parser: FlagParser,
+    table: FieldTable,
+    *,
+    docs: Mapping[str, str] | None = None,
+    visible: Callable[[Field], bool] = lambda found: not found.refuse,
 ) -> None:
-    """Add a flag for every field, in a group per section and plugin; texts only where `docs` are given.
-
-    Fields that are refused parse like others but stay out of the help unless asked for.
-    """
+    """Add a flag for every field, in a group per section and plugin; texts only where `docs` are given."""
     for group, fields in table.groups().items():
-        box = parser.add_argument_group(group, docs.get(f"[{group}]") if docs is not None else None)
+        shown = docs is not None and any(map(visible, fields))
+        box = parser.add_argument_group(group, docs.get(f"[{group}]") if docs is not None and shown else None)
         for found in fields:
-            text = argparse.SUPPRESS if bool(found.refuse) is not refused else None
-            if docs is not None and text is None:
-                text = _help(found, dict(docs))
+            text = _help(found, docs) if docs is not None and visible(found) else argparse.SUPPRESS
             try:
                 box.add_argument(*_spellings(found), dest=_DEST + found.name, help=text, **_shape(found.type))
             except argparse.ArgumentError as error:
@@ -87,25 +92,22 @@ def parse_flags(parser: FlagParser, table: FieldTable, argv: Sequence[str]) -> t
     return namespace, layer
 
 
-def show_help(make: FlagParser, table: FieldTable, wanted: str) -> str:
-    """Return the help of a command: all of it, one group, the flags that contain a text, or the planned ones."""
-    make.usage = make.format_usage().removeprefix("usage: ").strip() + " [options]"
-    planned = wanted == PLANNED
-    if wanted and not planned:
-        table = _only(table, wanted)
-        make = FlagParser(prog=make.prog, usage=make.usage, add_help=False)
-    elif planned:
-        make = FlagParser(prog=make.prog, usage=make.usage, add_help=False)
-    make.epilog = (
-        None
-        if wanted
-        else (
-            "--help=GROUP shows one group, --help=TEXT the flags that contain it, --help=planned the flags of the "
-            "reference engine that are refused for now."
-        )
-    )
-    add_flags(make, table, refused=planned, docs=section_docs())
-    return make.format_help()
+def show_help(parser: FlagParser, table: FieldTable, wanted: str) -> str:
+    """Return a command's help: all of it, one group, the flags that contain a text, or the planned ones.
+
+    `parser` has the command's own arguments and nothing else yet.
+    """
+    usage = parser.format_usage().removeprefix("usage: ").strip() + " [options]"
+    if not wanted:
+        parser.usage, parser.epilog = usage, EPILOG
+        add_flags(parser, table, docs=section_docs())
+        return parser.format_help()
+    short = FlagParser(prog=parser.prog, usage=usage, add_help=False)
+    if wanted == PLANNED:
+        add_flags(short, table, docs=section_docs(), visible=lambda found: bool(found.refuse))
+    else:
+        add_flags(short, _only(table, wanted), docs=section_docs(), visible=lambda found: True)
+    return short.format_help()
 
 
 def _only(table: FieldTable, wanted: str) -> FieldTable:
@@ -115,16 +117,16 @@ def _only(table: FieldTable, wanted: str) -> FieldTable:
     fields = groups.get(key) or groups.get(key.removesuffix("config"))
     fields = fields or [found for name, found in table.by_name.items() if key in name]
     if not fields:
-        hint = did_you_mean(key, [*groups, *table.by_name])
+        hint = did_you_mean(key, [*groups, *(name for name, found in table.by_name.items() if not found.refuse)])
         raise ConfigError(f"--help={wanted}: no group or flag of that name{hint}; groups: {', '.join(groups)}.")
     chosen = FieldTable()
     chosen.by_name = {found.name: found for found in fields}
     return chosen
 
 
-def _help(found: Field, docs: dict[str, str]) -> str:
-    text = found.refuse or f"{field_doc(found, docs)} (default: {show_default(found.default)})"
-    return text.replace("%", "%%")
+def _help(found: Field, docs: Mapping[str, str]) -> str:
+    default = "" if found.default is None else f" (default: {show_default(found.default)})"
+    return (found.refuse or field_doc(found, docs) + default).replace("%", "%%")
 
 
 def _spellings(found: Field) -> list[str]:

@@ -47,6 +47,8 @@ def given(found: Field, value: Any, origin: str, shown: str) -> Given:
     try:
         return Given(found.type.convert(value), origin)
     except BadValue as error:
+        if found.refuse:
+            return Given(value, origin)  # refused with its own text, which says more than a wrong type
         raise ConfigError(f"{shown} {value!r}: {error}.") from error
 
 
@@ -90,7 +92,8 @@ def assemble(table: FieldTable, layers: Sequence[Layer]) -> tuple[EngineConfig, 
     for name, found in table.by_name.items():
         setting = merged.get(name)
         if found.refuse and setting is not None and setting.value != found.default:
-            raise ConfigError(f"{found.flag} ({setting.origin}): {found.refuse}")
+            where = "" if setting.origin.startswith("flag") else f" ({setting.origin})"
+            raise ConfigError(f"{found.flag}{where}: {found.refuse}")
         if setting is not None and not found.refuse:
             values[found.section][name] = setting.value
         elif found.section == OPTIONS and not found.refuse:

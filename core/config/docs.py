@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
 
 from core.config import sections
 from core.config.fields import Field, FieldTable
@@ -23,7 +24,7 @@ def section_docs() -> dict[str, str]:
     return docs
 
 
-def field_doc(found: Field, docs: dict[str, str]) -> str:
+def field_doc(found: Field, docs: Mapping[str, str]) -> str:
     """Return one field's text."""
     return found.help if found.help is not None else docs.get(found.name, "")
 

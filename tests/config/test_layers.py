@@ -95,6 +95,10 @@ class TestRefusedOptions:
             config_from_kwargs({"enable_lora": True}, LORA)
         assert str(caught.value) == "--enable-lora (keyword enable_lora): LoRA adapters: not part of this version."
 
+    def test_value_of_any_type_is_refused_with_the_same_text(self) -> None:
+        with pytest.raises(ConfigError, match="LoRA adapters: not part of this version"):
+            config_from_kwargs({"enable_lora": object()}, LORA)
+
     def test_its_default_asks_for_nothing(self) -> None:
         assert config_from_kwargs({"enable_lora": False}, LORA).options == {}
 

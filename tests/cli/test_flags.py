@@ -1,0 +1,194 @@
+"""Flags are generated from the fields; spellings, dotted keys and help."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builtin_plugins.options.planned import PLANNED, engine_options
+from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
+from core.config import EngineConfig
+from core.config.build import assemble
+from core.config.fields import FieldTable
+from core.errors import ConfigError
+from core.plugin.entry import Option
+
+WEB = (
+    Option("port", int, 8000, "Port to listen on."),
+    Option("extra", dict[str, Any] | None, None, "Extra."),
+    Option("pair", tuple[int, int] | None, None, "Two numbers."),
+    Option("tls", bool | None, None, "100% safe."),
+)
+
+
+def make_table() -> FieldTable:
+    options = [(SimpleNamespace(name="web"), option) for option in WEB]
+    return FieldTable(options + [(SimpleNamespace(name="planned"), option) for option in engine_options()])
+
+
+def make_parser(table: FieldTable) -> FlagParser:
+    parser = FlagParser(prog="engine run", add_help=False)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--own_flag")
+    add_flags(parser, table)
+    return parser
+
+
+def parse(*argv: str) -> EngineConfig:
+    table = make_table()
+    return assemble(table, [parse_flags(make_parser(table), table, argv)[1]])[0]
+
+
+def help_of(wanted: str) -> str:
+    parser = FlagParser(prog="engine run", add_help=False)
+    parser.add_argument("--own", help="mine")
+    return show_help(parser, make_table(), wanted)
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        (["--max-model-len", "1000"], ["--max_model_len", "1k"], ["--max-model-len=1k"], ["--max_model_len=1000"]),
+        (["--no-enable-prefix-caching"], ["--no_enable_prefix_caching"]),
+        (["--tensor-parallel-size", "2"], ["-tp", "2"], ["--tensor_parallel_size=2"]),
+        (["--quantization", "x"], ["-q", "x"]),
+        (["--max-model-len", "-1"], ["--max-model-len", "auto"], ["--max-model-len=-1"]),
+        (
+            ["--hf-overrides", '{"rope_theta": 1e6, "a": {"b": "c", "d": [1]}}'],
+            ["--hf-overrides.rope_theta", "1e6", "--hf-overrides.a.b", "c", "--hf-overrides.a.d", "[1]"],
+            ["--hf_overrides", '{"a": {"b": "z", "d": [1]}}', "--hf_overrides.rope_theta=1e6", "--hf_overrides.a.b=c"],
+        ),
+        (["--extra.x.y", "None"], ["--extra", '{"x": {"y": "None"}}']),
+    ],
+)
+def test_all_spellings_mean_the_same(spellings: tuple[list[str], ...]) -> None:
+    configs = [parse(*argv) for argv in spellings]
+    assert all(config == configs[0] for config in configs)
+    assert configs[0] != parse()
+
+
+def test_each_kind_of_value() -> None:
+    config = parse(
+        "--hf-token", "--served-model-name", "a", "b", "--served-model-name", "c", "--dtype", "half", "--port", "1",
+        "--pair", "1", "2", "--tls", "--ignore-patterns", "*.bin", "--async-scheduling", "--seed", "-5",
+    )  # fmt: skip
+    assert config.model.hf_token is True
+    assert config.model.served_model_name == ["a", "b", "c"]
+    assert (config.model.dtype, config.model.seed) == ("half", -5)
+    assert config.load.ignore_patterns == ["*.bin"]
+    assert config.scheduler.async_scheduling is True
+    assert config.options["pair"] == (1, 2)
+    assert (config.options["port"], config.options["tls"]) == (1, True)
+
+
+def test_none_unsets_an_optional_value() -> None:
+    assert parse("--max-model-len", "None", "--served-model-name", "None", "--extra", "") == parse()
+
+
+def test_commands_own_flags_and_positionals_stay_its_own() -> None:
+    table = make_table()
+    args, layer = parse_flags(make_parser(table), table, ["--port", "1", "a-model", "--own_flag", "x_y"])
+    assert vars(args) == {"model": "a-model", "own_flag": "x_y"}
+    assert {name: found.value for name, found in layer.items()} == {"port": 1}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-modle-len", "1"], "unknown flag --max-modle-len; did you mean '--max-model-len'? (see engine run --help)"),
+        (["--max-model", "1"], "unknown flag --max-model; did you mean '--max-model-len'?"),
+        (["a", "b"], "unknown argument b"),
+        (["--port", "x"], "--port 'x': expected an integer."),
+        (["--port"], "argument --port: expected one argument (see engine run --help)"),
+        (["--dtype", "flaot16"], "--dtype 'flaot16': expected one of auto, bfloat16, float, float16, float32, half; did you mean"),
+        (["--max-num-batched-tokens", "1.5K"], "Did you mean to use 1.5k instead?"),
+        (["--hf-overrides", "{"], "--hf-overrides '{': expected a JSON object"),
+        (["--hf-overrides.a"], "--hf-overrides.a needs a value."),
+        (["--pair", "1"], "argument --pair: expected 2 arguments"),
+        (["--max-num-seqs", "0"], "--max-num-seqs 0 is too small; use at least 1."),
+    ],
+)  # fmt: skip
+def test_wrong_flag_says_what_and_what_to_do(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(*argv)
+    assert message in str(caught.value)
+
+
+def test_flag_of_a_command_that_is_taken_is_refused() -> None:
+    parser = FlagParser(prog="engine run")
+    parser.add_argument("--port")
+    with pytest.raises(ConfigError, match="engine run and option 'port' of 'web' clash"):
+        add_flags(parser, make_table())
+
+
+PLANNED_NAMES = [name for options in PLANNED.values() for name in options]
+SAMPLES = {bool: [], int: ["7"], float: ["0.5"], str: ["x"]}
+
+
+@pytest.mark.parametrize("name", PLANNED_NAMES)
+def test_planned_flag_parses_and_is_refused(name: str) -> None:
+    kind = make_table().by_name[name].type
+    if kind.mapping:
+        value = ['{"a": 1}']
+    elif kind.choices or (kind.items and kind.items.choices):
+        choices = kind.choices or kind.items.choices  # type: ignore[union-attr]
+        value = [str(choice) for choice in choices if choice != make_table().by_name[name].default][:1]
+    else:
+        value = SAMPLES[(kind.items or kind).scalars[0]]
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*not part of this version"):
+        parse("--" + name.replace("_", "-"), *value)
+
+
+def test_planned_flags_have_a_short_way_back() -> None:
+    assert parse("--no-enable-lora", "--swap-space", "4", "--speculative-config", "None") == parse()
+
+
+class TestHelp:
+    def test_every_option_is_under_its_group(self) -> None:
+        text = help_of("")
+        assert text.startswith("usage: engine run [--own OWN] [options]")
+        assert "\nscheduler:\n  How requests share the steps.\n" in text
+        assert "\nweb:\n  --port INT" in text
+        assert "Port to listen on. (default: 8000)" in text
+        assert "100% safe." in text
+        table = make_table()
+        assert all(found.flag in text for found in table.by_name.values() if not found.refuse)
+
+    def test_refused_options_are_hidden_until_asked_for(self) -> None:
+        assert "--enable-lora" not in help_of("")
+        planned = help_of("planned")
+        assert "--enable-lora" in planned
+        assert "LoRA adapters: not part of this version" in planned
+        assert "--max-model-len" not in planned
+
+    @pytest.mark.parametrize("wanted", ["cache", "CacheConfig", "Cache"])
+    def test_one_group(self, wanted: str) -> None:
+        text = help_of(wanted)
+        assert "--block-size" in text
+        assert "--max-model-len" not in text
+
+    def test_flags_that_contain_a_text(self) -> None:
+        text = help_of("--max-num")
+        assert "--max-num-seqs" in text
+        assert "--max-num-batched-tokens" in text
+        assert "--block-size" not in text
+
+    def test_no_match_names_the_nearest(self) -> None:
+        with pytest.raises(ConfigError, match=r"--help=schduler: .*did you mean 'scheduler'\?; groups: model, load"):
+            help_of("schduler")
+
+    def test_texts_are_computed_only_when_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("core.cli.flags.section_docs", lambda: pytest.fail("texts were computed"))
+        assert parse("--port", "1").options["port"] == 1
+
+
+def test_building_and_parsing_flags_is_fast() -> None:
+    def once() -> float:
+        started = time.perf_counter()
+        parse("--max-model-len", "1k")
+        return time.perf_counter() - started
+
+    assert min(once() for _ in range(5)) < 0.030
