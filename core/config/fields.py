@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -70,7 +70,8 @@ class FieldTable:
 
     def __init__(self, options: PluginOptions = ()) -> None:
         self.by_name: dict[str, Field] = {}
-        self.sections: Final = section_types()
+        hints = typing.get_type_hints(EngineConfig)
+        self.sections: Final[dict[str, type[Any]]] = {name: hints[name] for name in hints if name != OPTIONS}
         for section, kind in self.sections.items():
             hints = typing.get_type_hints(kind, include_extras=True)
             for item in dataclasses.fields(kind):
@@ -111,9 +112,3 @@ class FieldTable:
         for found in self.by_name.values():
             groups.setdefault(found.group, []).append(found)
         return groups
-
-
-def section_types() -> Mapping[str, type[Any]]:
-    """Return the sections of `EngineConfig` by name, without the plugins' options."""
-    hints = typing.get_type_hints(EngineConfig)
-    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}

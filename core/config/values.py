@@ -6,6 +6,7 @@ allowed, numbers and JSON are read as such, 1k is 1000 and 1K is 1024 where an i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -40,7 +41,8 @@ ContextSize = Annotated[int, Human(auto=True)]
 CommaList = Annotated[list[str], Commas()]
 
 _POWERS: Final[Mapping[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
-_HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_INTEGER: Final = re.compile(r"[+-]?\d{1,40}")
+_HUMAN: Final = re.compile(r"(\d{1,40}(?:\.\d{1,40})?)([kKmMgGtT])")
 _COMMA: Final = re.compile(r",(?!\s*[<>=!~])")
 _SHOWN: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -146,10 +148,8 @@ class ValueType:
         if int in self.scalars and (number := _integer(text, self.human)) is not None:
             return number
         if float in self.scalars:
-            try:
+            with contextlib.suppress(ValueError):
                 return float(text)
-            except ValueError:
-                pass
         if self.mapping and (str not in self.scalars or text.lstrip().startswith("{")):
             return self._json(text)
         if str in self.scalars:
@@ -186,16 +186,12 @@ class ValueType:
 
 def _integer(text: str, human: Human | None) -> int | None:
     """Read an integer; None where the text is not one (something else may still take it)."""
-    try:
+    if _INTEGER.fullmatch(text):
         return int(text)
-    except ValueError:
-        pass
-    if human is None:
-        return None
-    if human.auto and text == "auto":
+    if human is not None and human.auto and text == "auto":
         return -1
     match = _HUMAN.fullmatch(text)
-    if match is None:
+    if human is None or match is None:
         return None
     number, suffix = match.groups()
     power = _POWERS[suffix.lower()]
