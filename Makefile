@@ -1,0 +1,99 @@
+# One entry for everything. Each target sets itself up on a machine with python3 (3.11 or newer); a C++
+# compiler makes the CPU kernels, without one the engine runs on their plain torch reference.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+SYSTEM_SITE ?= 0
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+MODEL ?= build/tiny-model
+PORT ?= 8000
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMPS := $(VENV)/.stamps
+KERNEL_SOURCES := $(wildcard kernels/core_kernels/*.cpp kernels/core_kernels/*.h) kernels/core_kernels/build.py
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(PY) -m pytest -n $(JOBS) --dist loadfile
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@echo
+	@echo 'make setup SYSTEM_SITE=1   use the torch (and whatever else) this python3 already has'
+	@echo 'make serve MODEL=...       serve another model; PORT=... on another port'
+
+# --- environment -------------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(STAMPS)/packages $(STAMPS)/kernels ## environment in .venv, package installed editable, C++ kernels built
+
+$(STAMPS)/venv:
+	@SYSTEM_SITE=$(SYSTEM_SITE) scripts/make-venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# Editable metadata goes stale when pyproject.toml changes, so the package is installed again then.
+$(STAMPS)/packages: $(STAMPS)/venv pyproject.toml setup.py constraints.txt requirements-dev.txt
+	@scripts/install-packages $(VENV)
+	@touch $@
+
+$(STAMPS)/kernels: $(STAMPS)/packages $(KERNEL_SOURCES)
+	@$(PY) kernels/core_kernels/build.py
+	@touch $@
+
+# --- run ---------------------------------------------------------------------------------------------------
+
+build/tiny-model: | setup
+	@$(PY) scripts/tiny_model.py $@
+
+.PHONY: serve
+serve: setup $(filter build/tiny-model,$(MODEL)) ## HTTP server on 127.0.0.1:8000 with a tiny random model
+	@scripts/curl-line $(PORT)
+	@$(BIN)/engine serve $(MODEL) --served-model-name tiny --port $(PORT)
+
+# --- judge -------------------------------------------------------------------------------------------------
+
+.PHONY: test
+test: setup ## the tests (under 15 minutes on two cores)
+	$(PYTEST) -m "not slow and not bench"
+
+.PHONY: test-all
+test-all: setup ## the tests, the slow ones included
+	$(PYTEST) -m "not bench"
+
+.PHONY: check
+check: setup ## format, lint, types, import layers, generated pages
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(PY) scripts/generate_docs.py --check
+
+.PHONY: bench
+bench: setup ## the benchmarks
+	@for script in benchmarks/*/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+	$(PY) -m pytest -m bench
+
+# --- deliver -----------------------------------------------------------------------------------------------
+
+.PHONY: docs
+docs: setup ## generated pages written anew, documentation built into site/
+	$(PY) scripts/generate_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: dist
+dist: setup ## wheel and source distribution in dist/
+	rm -rf dist build/lib build/bdist.*
+	$(PY) -m build --no-isolation
+
+.PHONY: format
+format: setup ## sources formatted, simple lint repaired
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: clean
+clean: ## everything that was made, the environment included
+	rm -rf $(VENV) build dist site *.egg-info kernels/core_kernels/*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

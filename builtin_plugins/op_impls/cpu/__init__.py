@@ -1,0 +1,1 @@
+"""C++ ops for CPUs, from `core_kernels`."""

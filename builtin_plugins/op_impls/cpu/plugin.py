@@ -1,0 +1,25 @@
+"""C++ ops for CPUs; where the library is missing, or an input is unusual, the reference does the work."""
+
+from core.api import Entry, hookimpl
+
+OPS = {
+    "rms_norm": "RMS norm in one pass over each row",
+    "add_rms_norm": "residual sum and RMS norm in one pass",
+    "silu_and_mul": "SiLU and product without temporaries",
+    "gelu_tanh_and_mul": "tanh GELU and product without temporaries",
+    "rotary": "rotary embedding in place",
+}
+
+
+@hookimpl
+def engine_op_impls() -> list[Entry]:
+    return [
+        Entry(
+            f"{op}/cpu",
+            f"builtin_plugins.op_impls.cpu.ops:{op}",
+            f"C++: {summary}",
+            priority=10,
+            when={"device": "cpu"},
+        )
+        for op, summary in OPS.items()
+    ]

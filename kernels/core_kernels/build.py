@@ -1,0 +1,93 @@
+"""Compiles the C++ kernels into one shared library. Needs a C++ compiler; imports nothing but the standard library.
+
+`python build.py` builds the library next to this file and goes on without a compiler; `setup.py` puts it into
+the wheel with the same functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+LIBRARY_NAME: Final = "libcore_kernels.so"
+FOLDER: Final = Path(__file__).parent
+COMPILERS: Final = ("c++", "g++", "clang++")
+FLAGS: Final = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wno-psabi")
+VARIANTS: Final = {
+    "generic": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
+}
+TIMEOUT_S: Final = 300
+
+
+def find_compiler() -> str | None:
+    """Return the path of a C++ compiler, or None."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def source_hash() -> str:
+    """Return a short hash of the sources, by which a cached library is known to be current."""
+    digest = hashlib.sha256()
+    for path in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"), Path(__file__))):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compile_library(target: Path) -> str | None:
+    """Build the library at `target`, which changes only when all went well; return what failed, or None."""
+    compiler = find_compiler()
+    if compiler is None:
+        return f"no C++ compiler found (looked for {', '.join(COMPILERS)})"
+    names = list(VARIANTS) if platform.machine().lower() in ("x86_64", "amd64") else ["generic"]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        failure = None
+        for openmp in (("-fopenmp",), ()):  # a compiler without OpenMP still makes kernels for one thread
+            failure = _compile([compiler, *FLAGS, *openmp], names, Path(folder))
+            if failure is None:
+                os.replace(Path(folder) / LIBRARY_NAME, target)
+                break
+        return failure
+
+
+def _compile(command: list[str], names: list[str], folder: Path) -> str | None:
+    """Compile one object per instruction set and the dispatcher, then link; return what failed, or None."""
+    steps = [
+        [*command, *VARIANTS[name], f"-DVARIANT=row_ops_{name}", "-c", str(FOLDER / "row_ops.cpp"), "-o", f"{name}.o"]
+        for name in names
+    ]
+    steps.append([*command, "-c", str(FOLDER / "dispatch.cpp"), "-o", "dispatch.o"])
+    # Linked without OpenMP's library on purpose: its functions come from the one torch has loaded, so that both
+    # share one pool of threads.
+    objects = [f"{name}.o" for name in (*names, "dispatch")]
+    steps.append([command[0], "-shared", "-o", LIBRARY_NAME, *objects, "-lm"])
+    for step in steps:
+        try:
+            done = subprocess.run(step, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{step[0]}: {error}"
+        if done.returncode != 0:
+            return f"{' '.join(step)}\n{done.stderr.strip()}"
+    return None
+
+
+def main() -> int:
+    """Build next to the sources; a failure is said, not fatal: the plain torch ops do the same work."""
+    target = FOLDER / LIBRARY_NAME
+    if failure := compile_library(target):
+        sys.stderr.write(f"C++ kernels not built, going on without them: {failure}\n")
+    else:
+        sys.stdout.write(f"C++ kernels: {target}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+"""Finds, or builds, and loads the shared library. Knows its ABI number and where it may lie."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from pathlib import Path
+from typing import Final
+
+import torch  # noqa: F401 - its OpenMP library must be loaded first: the kernels use its threads
+
+from core_kernels.build import FOLDER, LIBRARY_NAME, compile_library, source_hash
+
+logger = logging.getLogger(__name__)
+
+ABI: Final = 1
+_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+SIGNATURES: Final = {
+    "core_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
+    "core_add_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
+    "core_gated": (_PTR, _PTR, _I64, _I64, _I64, _I32, _I32),
+    "core_rotary": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32, _I32),
+}
+
+
+def load_library() -> ctypes.CDLL | None:
+    """Return the library: the one installed, or else one built now and kept in the user's cache.
+
+    None, with one warning that says why, when neither is to be had.
+    """
+    installed, cached = FOLDER / LIBRARY_NAME, cache_path()
+    failure = ""
+    for path in (installed, cached):
+        if path.exists() or (path is cached and not (failure := _build(path))):
+            library, failure = open_library(path)
+            if library is not None:
+                return library
+    logger.warning(
+        "C++ kernels are not available (%s); plain torch does their work, more slowly. Install g++ and start again.",
+        failure,
+    )
+    return None
+
+
+def cache_path() -> Path:
+    """Return where a library built on first use is kept; other sources, another name."""
+    return Path.home() / ".cache" / "core_kernels" / f"{source_hash()}.so"
+
+
+def open_library(path: Path) -> tuple[ctypes.CDLL | None, str]:
+    """Return (library, "") or (None, what is wrong with the file)."""
+    try:
+        library = _open(path)
+        library.core_kernels_abi.restype = _I32
+        if (abi := library.core_kernels_abi()) != ABI:
+            return None, f"{path} has ABI {abi}, this version needs {ABI}"
+        library.core_kernels_isa.restype = ctypes.c_char_p
+        library.core_kernels_use.argtypes = (ctypes.c_char_p,)
+        for name, types in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+    except (OSError, AttributeError) as error:
+        return None, f"{path} cannot be loaded: {error}"
+    return library, ""
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)  # a torch without OpenMP, or with a hidden one
+        return ctypes.CDLL(str(path))
+
+
+def _build(target: Path) -> str:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return compile_library(target) or ""
+    except OSError as error:
+        return f"{target.parent}: {error}"

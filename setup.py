@@ -1,0 +1,42 @@
+"""Compiles the C++ kernels into the wheel. Everything else about the package stands in pyproject.toml.
+
+Without a compiler the wheel is a pure one: the engine then builds the library on first use, or goes without.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+KERNELS = runpy.run_path(str(Path(__file__).parent / "kernels" / "core_kernels" / "build.py"))
+
+
+class BuildWithKernels(build_py):
+    """Adds the library next to the package; an editable install leaves that to `make setup`."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib) / "core_kernels" / KERNELS["LIBRARY_NAME"]
+        if failure := KERNELS["compile_library"](target):
+            self.warn(f"C++ kernels left out of this build: {failure}")
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel with the library fits one platform, but any Python."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = KERNELS["find_compiler"]() is None
+
+    def get_tag(self) -> tuple[str, str, str]:
+        python, abi, platform = super().get_tag()
+        return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
+
+
+setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

@@ -1,0 +1,51 @@
+"""The library is found installed, else built once into the user's cache, else missed with one warning."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from core_kernels import build, library
+
+
+@pytest.fixture
+def no_installed_library(tmp_path, monkeypatch):
+    """Hide the library next to the package and give the user an empty home."""
+    monkeypatch.setattr(library, "LIBRARY_NAME", "absent.so")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_without_a_compiler_one_warning_says_what_to_do(no_installed_library, monkeypatch, caplog):
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        assert library.load_library() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no C++ compiler found (looked for c++, g++, clang++)" in caplog.text
+    assert "Install g++" in caplog.text
+
+
+@pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler on this machine")
+def test_first_use_builds_into_the_cache_and_the_second_finds_it(no_installed_library, monkeypatch):
+    assert library.load_library() is not None
+    assert library.cache_path().exists()
+    assert library.cache_path().is_relative_to(no_installed_library)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert library.load_library() is not None
+
+
+@pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler on this machine")
+def test_a_compiler_that_fails_is_quoted_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "FLAGS", ("-std=c++1",))
+    failure = build.compile_library(tmp_path / "lib.so")
+    assert failure is not None
+    assert "-std=c++1" in failure
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_library_is_refused_by_name(tmp_path):
+    path = tmp_path / "broken.so"
+    path.write_text("not a library")
+    opened, failure = library.open_library(path)
+    assert opened is None
+    assert str(path) in failure
