@@ -27,8 +27,8 @@ from core.contracts import (
     RequestStats,
     RouteGroup,
     RunnerExtension,
-    SampleRows,
     SamplerContext,
+    SampleRows,
     SchedulerExtension,
     SchedulingPolicy,
     Server,
@@ -47,6 +47,22 @@ from core.errors import (
     did_you_mean,
 )
 from core.kv_spec import ChunkedLocal, FullAttention, KVLayout, KVSpec, LayerKV, SlidingWindow
+from core.model_facts import ModelFacts
+from core.model_spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DynamicScaling,
+    LayerSpec,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    MlpSpec,
+    MoeSpec,
+    NormSpec,
+    RopeSpec,
+    WeightNames,
+    YarnScaling,
+)
 from core.plugin.entry import API_VERSION, Entry, Option, hookimpl, hookspec
 from core.step import EngineRequest, Logprobs, NewRow, RequestDelta, StepPlan, StepResult, WorkerInfo
 from core.types import CompletionOutput, RequestOutput, SamplingParams

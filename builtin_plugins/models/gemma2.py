@@ -1,0 +1,49 @@
+"""Gemma 2: norms around both parts, soft caps on scores and logits, every other layer with a window."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    attention_out="post_attention_layernorm",
+    mlp_in="pre_feedforward_layernorm",
+    mlp_out="post_feedforward_layernorm",
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("Gemma2ForCausalLM", "builtin_plugins.models.gemma2:spec", "Gemma 2")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Gemma 2 config."""
+    facts = ModelFacts(hf_config)
+    facts.refuse("use_bidirectional_attention")
+    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6), offset=1.0)
+    mlp = facts.mlp(activation=facts.activation("hidden_activation", "gelu_pytorch_tanh"))
+    bias = bool(facts.get("attention_bias", False))
+    layers = tuple(
+        LayerSpec(
+            attention=facts.attention(
+                scale=facts.get("query_pre_attn_scalar", 256) ** -0.5,
+                softcap=facts.get("attn_logit_softcapping", 50.0),
+                window=window,
+                qkv_bias=bias,
+                out_bias=bias,
+            ),
+            mlp=mlp,
+            attention_in=norm,
+            attention_out=norm,
+            mlp_in=norm,
+            mlp_out=norm,
+        )
+        for window in facts.windows(facts.get("sliding_window", 4096), full_every=2)
+    )
+    return DecoderSpec(
+        **facts.decoder(tied=True),
+        layers=layers,
+        norm=norm,
+        embed_scale=facts.count("hidden_size") ** 0.5,
+        logit_softcap=facts.get("final_logit_softcapping", 30.0),
+        names=NAMES,
+    )

@@ -1,0 +1,59 @@
+"""GPT-2: learned positions, layer norms with bias, one fused tensor for query, key and value, weights transposed."""
+
+from dataclasses import replace
+
+from core.api import AttentionSpec, DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    embed="transformer.wte",
+    positions="transformer.wpe",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}",
+    attention_in="ln_1",
+    mlp_in="ln_2",
+    qkv="attn.c_attn",
+    o="attn.c_proj",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
+    transposed=True,
+    rename=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
+    ignored=("*.attn.bias", "*.attn.masked_bias"),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("GPT2LMHeadModel", "builtin_plugins.models.gpt2:spec", "GPT-2")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GPT-2 config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec("layer", eps=facts.get("layer_norm_epsilon", 1e-5), bias=True)
+    hidden, heads, positions = facts.count("n_embd"), facts.count("n_head"), facts.count("n_positions", 1024)
+    size = facts.head_size(hidden, heads)
+    base = size**-0.5 if facts.get("scale_attn_weights", True) else 1.0
+    by_layer = bool(facts.get("scale_attn_by_inverse_layer_idx", False))
+    attention = AttentionSpec(heads=heads, kv_heads=heads, head_size=size, qkv_bias=True, out_bias=True)
+    activation = facts.activation("activation_function", "gelu_new")
+    mlp = MlpSpec(width=facts.get("n_inner") or 4 * hidden, activation=activation, gated=False, bias=True)
+    layers = tuple(
+        LayerSpec(
+            attention=replace(attention, scale=base / (index + 1 if by_layer else 1)),
+            mlp=mlp,
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for index in range(facts.count("n_layer"))
+    )
+    return DecoderSpec(
+        vocab_size=facts.count("vocab_size"),
+        hidden_size=hidden,
+        max_positions=positions,
+        learned_positions=positions,
+        layers=layers,
+        norm=norm,
+        tied_head=bool(facts.get("tie_word_embeddings", True)),
+        names=NAMES,
+    )

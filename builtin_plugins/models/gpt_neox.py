@@ -1,0 +1,40 @@
+"""GPT-NeoX and Pythia: attention and MLP in parallel, partial rotary positions, query, key and value fused by head."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    embed="gpt_neox.embed_in",
+    final_norm="gpt_neox.final_layer_norm",
+    head="embed_out",
+    layer="gpt_neox.layers.{}",
+    qkv="attention.query_key_value",
+    qkv_grouped=True,
+    o="attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("GPTNeoXForCausalLM", "builtin_plugins.models.gpt_neox:spec", "GPT-NeoX and Pythia")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GPT-NeoX config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec("layer", eps=facts.get("layer_norm_eps", 1e-5), bias=True)
+    size = facts.heads()["head_size"]
+    rope = facts.rope(size, share=0.25, theta_name="rotary_emb_base", share_name="rotary_pct")
+    bias = bool(facts.get("attention_bias", True))
+    layer = LayerSpec(
+        attention=facts.attention(rope=rope, qkv_bias=bias, out_bias=bias),
+        mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
+        attention_in=norm,
+        mlp_in=norm,
+        parallel=bool(facts.get("use_parallel_residual", True)),
+    )
+    layers = (layer,) * facts.count("num_hidden_layers")
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

@@ -1,0 +1,23 @@
+"""Llama 1 to 3 and the many models of its shape: gated MLP, rotary positions, norms before each part."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, hookimpl
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("LlamaForCausalLM", "builtin_plugins.models.llama:spec", "Llama 1 to 3 and its relatives")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Llama config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
+    bias = bool(facts.get("attention_bias", False))
+    layer = LayerSpec(
+        attention=facts.attention(qkv_bias=bias, out_bias=bias),
+        mlp=facts.mlp(bias=bool(facts.get("mlp_bias", False))),
+        attention_in=norm,
+        mlp_in=norm,
+    )
+    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.count("num_hidden_layers"), norm=norm)

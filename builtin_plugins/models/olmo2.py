@@ -1,0 +1,22 @@
+"""OLMo 2: norms after each part instead of before, and one norm over all query and all key heads."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+
+NAMES = WeightNames(attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm")
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("Olmo2ForCausalLM", "builtin_plugins.models.olmo2:spec", "OLMo 2")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of an OLMo 2 config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-5))
+    bias = bool(facts.get("attention_bias", False))
+    attention = facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, qk_norm_full=True)
+    layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_out=norm, mlp_out=norm)
+    layers = (layer,) * facts.count("num_hidden_layers")
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

@@ -1,0 +1,27 @@
+"""Qwen3: Llama's shape with a norm on every query and key head."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, hookimpl
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("Qwen3ForCausalLM", "builtin_plugins.models.qwen3:spec", "Qwen3, dense")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Qwen3 config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
+    bias = bool(facts.get("attention_bias", False))
+    size = facts.get("sliding_window", 4096) if facts.get("use_sliding_window", False) else None
+    layers = tuple(
+        LayerSpec(
+            attention=facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window),
+            mlp=facts.mlp(),
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for window in facts.windows(size, full_below=facts.get("max_window_layers", 28))
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm)

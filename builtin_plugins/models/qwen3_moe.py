@@ -1,0 +1,36 @@
+"""Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts, in all layers or every so many."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, NormSpec, hookimpl
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("Qwen3MoeForCausalLM", "builtin_plugins.models.qwen3_moe:spec", "Qwen3, mixture of experts")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Qwen3-MoE config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
+    bias = bool(facts.get("attention_bias", False))
+    window = facts.get("sliding_window", 4096) if facts.get("use_sliding_window", False) else None
+    attention = facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window)
+    experts = MoeSpec(
+        experts=facts.count("num_experts", facts.get("num_local_experts")),
+        top_k=facts.count("num_experts_per_tok"),
+        width=facts.count("moe_intermediate_size"),
+        activation=facts.activation(),
+        renormalize=bool(facts.get("norm_topk_prob", False)),
+    )
+    step, dense = facts.count("decoder_sparse_step", 1), set(facts.get("mlp_only_layers") or ())
+    layers = tuple(
+        LayerSpec(
+            attention=attention,
+            mlp=facts.mlp() if index in dense or (index + 1) % step else experts,
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for index in range(facts.count("num_hidden_layers"))
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm)

@@ -1,0 +1,172 @@
+"""The one decoder: builds any model a `DecoderSpec` describes. Knows facts, no architecture by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from core.kv_spec import LayerKV
+from core.model_spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec, RopeSpec
+from core.nn.attention import Attention
+from core.nn.embedding import Embedding, Head
+from core.nn.linear import Linear
+from core.nn.mlp import Mlp
+from core.nn.moe import Moe
+from core.nn.norm import Norm, make_norm
+from core.nn.rotary import Rotary
+from core.nn.weights import WeightMap, empty_parameter, place
+
+if TYPE_CHECKING:
+    from core.contracts import BuildContext, ForwardBatch
+
+
+class Decoder(nn.Module):
+    """A decoder model, weights not yet loaded; satisfies `core.contracts.Model`."""
+
+    def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
+        super().__init__()
+        names = spec.names
+        ignored = (*names.ignored, f"{names.head}.weight") if spec.tied_head else names.ignored
+        self._weights = WeightMap(rename=names.rename, ignored=ignored)
+        self.spec = spec
+        self.vocab_size = spec.vocab_size
+        with torch.device(context.device):
+            self._build(spec, context)
+        self.kv_layers: Sequence[LayerKV] = [
+            LayerKV(names.layer.format(index), block.attention.kv_spec) for index, block in enumerate(self._blocks)
+        ]
+
+    def _build(self, spec: DecoderSpec, context: BuildContext) -> None:
+        names, weights, hidden = spec.names, self._weights, spec.hidden_size
+        self.embed = Embedding(spec.vocab_size, hidden, context, weights, names.embed)
+        # Rounded like a stored weight would be: in bfloat16 the factor is one of its numbers.
+        self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
+        self.positions: nn.Parameter | None
+        self.register_parameter("positions", None)
+        if spec.learned_positions:
+            table = empty_parameter(spec.learned_positions, hidden, dtype=context.dtype)
+            self.register_parameter("positions", table)
+            weights.add(f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor))
+        rotaries: dict[RopeSpec, Rotary] = {}
+        blocks = []
+        for index, layer in enumerate(spec.layers):
+            rope = layer.attention.rope
+            if rope is not None and rope not in rotaries:
+                rotaries[rope] = Rotary(rope, spec.max_positions, context)
+            rotary = None if rope is None else rotaries[rope]
+            blocks.append(Block(layer, spec, names.layer.format(index), rotary, context, weights))
+        self.layers = nn.ModuleList(blocks)
+        self._blocks = tuple(blocks)
+        self.norm = make_norm(spec.norm, hidden, context, weights, names.final_norm)
+        tied_to = self.embed if spec.tied_head else None
+        self.head = Head(spec.vocab_size, hidden, context, weights, names.head, tied_to=tied_to, bias=spec.head_bias)
+        self._softcap = context.ops.softcap
+        self._embedding = context.ops.embedding
+
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return name and shape of every checkpoint tensor the model expects."""
+        return self._weights.shapes()
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Fill every parameter. Raises `ModelError` naming missing, unexpected and misshapen tensors."""
+        self._weights.load(tensors)
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.finish()
+
+    def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
+        """Take the cache of each layer, in the order of `kv_layers`."""
+        for block, cache in zip(self._blocks, caches, strict=True):
+            block.attention.cache = cache
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return hidden states [num_tokens, hidden], after the last norm."""
+        x = self.embed(batch.input_ids)
+        if self._embed_scale != 1.0:
+            x = x * self._embed_scale
+        if self.positions is not None:
+            x = x + self._embedding(batch.positions, self.positions)
+        residual: torch.Tensor | None = None
+        for block, plan in zip(self._blocks, batch.attention, strict=True):
+            x, residual = block(x, residual, batch.positions, plan)
+        out, _ = _join(self.norm, x, residual)
+        return out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocab] in float32."""
+        logits: torch.Tensor = self.head(hidden)
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        if self.spec.logit_softcap is not None:
+            logits = self._softcap(logits, self.spec.logit_softcap)
+        return logits
+
+
+class Block(nn.Module):
+    """One layer. The stream is `x + residual`: the newest part travels apart, so that adding and norm are one op."""
+
+    def __init__(
+        self,
+        layer: LayerSpec,
+        spec: DecoderSpec,
+        prefix: str,
+        rotary: Rotary | None,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        names, hidden = spec.names, spec.hidden_size
+
+        def norm(facts: NormSpec | None, name: str) -> Norm | None:
+            return None if facts is None else make_norm(facts, hidden, context, weights, f"{prefix}.{name}")
+
+        self.attention_in = norm(layer.attention_in, names.attention_in)
+        self.attention = Attention(layer.attention, hidden, names, prefix, rotary, context, weights)
+        self.attention_out = norm(layer.attention_out, names.attention_out)
+        self.mlp_in = norm(layer.mlp_in, names.mlp_in)
+        self.mlp: nn.Module
+        if isinstance(layer.mlp, MoeSpec):
+            self.mlp = Moe(layer.mlp, hidden, names, prefix, context, weights)
+        else:
+            self.mlp = Mlp(layer.mlp, hidden, names, prefix, context, weights)
+        self.mlp_out = norm(layer.mlp_out, names.mlp_out)
+        self._parallel = layer.parallel
+        self._residual_scale = layer.residual_scale
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, plan: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the two halves of the stream after this layer."""
+        inner, residual = _join(self.attention_in, x, residual)
+        if self._parallel:
+            shared = inner if self.mlp_in is None else self.mlp_in(residual)
+            x = self._attend(inner, positions, plan) + self._feed(shared)
+            return x, residual
+        x = self._attend(inner, positions, plan)
+        inner, residual = _join(self.mlp_in, x, residual)
+        return self._feed(inner), residual
+
+    def _attend(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        out: torch.Tensor = self.attention(x, positions, plan)
+        if self.attention_out is not None:
+            out = self.attention_out(out)
+        return out if self._residual_scale == 1.0 else out * self._residual_scale
+
+    def _feed(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.mlp(x)
+        if self.mlp_out is not None:
+            out = self.mlp_out(out)
+        return out if self._residual_scale == 1.0 else out * self._residual_scale
+
+
+def _join(norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add the halves of the stream; return what the next part reads, and the stream."""
+    if residual is None:
+        return (x if norm is None else norm(x)), x
+    if norm is None:
+        total = x + residual
+        return total, total
+    return norm.add(x, residual)

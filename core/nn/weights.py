@@ -1,0 +1,107 @@
+"""Which checkpoint tensor fills which parameter, and the strict rule: every tensor is used or ignored by name.
+
+Layers register what they expect when they are built; loading then streams the checkpoint once, in its own
+order, each tensor going straight to its final place. Knows names and shapes; knows no file and no layer.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.errors import ModelError, did_you_mean
+
+SHOWN = 6
+"""Tensors named in an error; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one checkpoint tensor goes."""
+
+    shape: tuple[int, ...] | None
+    """What it must have; None: the taker checks by itself."""
+    fill: Callable[[torch.Tensor], None]
+
+
+class WeightMap:
+    """Checkpoint names and their slots."""
+
+    def __init__(self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()) -> None:
+        self._slots: dict[str, Slot] = {}
+        self._rename = [(re.compile(pattern), replacement) for pattern, replacement in rename]
+        self._ignored = [re.compile(fnmatch.translate(pattern)) for pattern in ignored]
+
+    def add(self, name: str, shape: Sequence[int] | None, fill: Callable[[torch.Tensor], None]) -> None:
+        """Expect a tensor; `fill` is called with it once."""
+        if name in self._slots:
+            raise ModelError(f"two parts of the model want the checkpoint tensor {name!r}; correct its weight names.")
+        self._slots[name] = Slot(None if shape is None else tuple(shape), fill)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the name and shape of every expected tensor whose shape is known."""
+        return {name: slot.shape for name, slot in self._slots.items() if slot.shape is not None}
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Fill every slot. Raises `ModelError` naming missing, unexpected and misshapen tensors together."""
+        waiting = dict(self._slots)
+        unexpected: list[str] = []
+        misshapen: list[str] = []
+        for found, tensor in tensors:
+            name = self._renamed(found)
+            slot = waiting.pop(name, None)
+            if slot is None:
+                if not self._is_ignored(name):
+                    unexpected.append(f"{found} (twice)" if name in self._slots else found)
+            elif slot.shape is not None and tuple(tensor.shape) != slot.shape:
+                misshapen.append(f"{found}: expected {list(slot.shape)}, found {list(tensor.shape)}")
+            else:
+                slot.fill(tensor)
+        faults = [
+            _listed("missing tensors", [_near(name, unexpected) for name in waiting]),
+            _listed("unexpected tensors", unexpected),
+            _listed("tensors of the wrong shape", misshapen),
+        ]
+        if any(faults):
+            raise ModelError(
+                "the checkpoint does not fit the model its config.json describes\n  "
+                + "\n  ".join(fault for fault in faults if fault)
+                + "\n  Check that config.json and weights belong together and that the download is complete."
+            )
+
+    def _renamed(self, name: str) -> str:
+        for pattern, replacement in self._rename:
+            name = pattern.sub(replacement, name)
+        return name
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(pattern.match(name) for pattern in self._ignored)
+
+
+def place(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+    """Give a parameter the value of a whole checkpoint tensor, without a copy where the tensor can serve as it is."""
+    same = tensor.dtype == parameter.dtype and tensor.device == parameter.device
+    if same and tensor.is_contiguous() and tensor.shape == parameter.shape:
+        parameter.data = tensor
+    else:
+        parameter.data.copy_(tensor)
+
+
+def empty_parameter(*shape: int, dtype: torch.dtype) -> torch.nn.Parameter:
+    """Return an uninitialised parameter; its memory is not touched before it is filled."""
+    return torch.nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+def _listed(title: str, items: Sequence[str]) -> str:
+    if not items:
+        return ""
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return f"{len(items)} {title}: {'; '.join(items[:SHOWN])}{more}"
+
+
+def _near(name: str, unexpected: Sequence[str]) -> str:
+    return name + did_you_mean(name, unexpected[:200]) if len(unexpected) < 50 else name
