@@ -31,8 +31,9 @@ _NEAR = 0.82
 _MAX_NAMED = 20
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
-_WORDS = {"`int`": "an integer", "`float`": "a number", "`str`": "a text", "`bool`": "true or false"}
-_WORDS |= {"`array`": "a list", "`object`": "an object", "`null`": "null", "| ": "or "}
+_TYPES = re.compile(r"`([^`]*)`")
+_WORDS = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"}
+_WORDS |= {"array": "a list", "object": "an object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,14 @@ def _refusal(error: msgspec.ValidationError) -> InvalidRequest:
     where = place.group(1) if place else ""
     if missing:
         return InvalidRequest(f"{where}.{missing.group(1)}".lstrip("."), "is missing.")
-    said = _PLACE.sub("", text)
-    for word, plain in _WORDS.items():
-        said = said.replace(word, plain)
+    said = _TYPES.sub(lambda found: _in_words(found.group(1)), _PLACE.sub("", text))
     said = said.replace("Expected ", "must be ").replace(", got ", ", not ")
     return InvalidRequest(where or "body", said[:1].lower() + said[1:] + ".")
+
+
+def _in_words(types: str) -> str:
+    """Return msgspec's `int | null` in words; null is left out, it is the same as no value."""
+    return " or ".join(_WORDS.get(name, name) for name in types.split(" | ") if name != "null" or types == "null")
 
 
 def _refuse_non_finite(body: bytes) -> None:

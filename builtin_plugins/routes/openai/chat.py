@@ -68,6 +68,8 @@ class ChatCompletions:
         return EventStream(events, parsed.headers)
 
     async def _job(self, head: AnswerHead, fields: ChatFields, others: dict[str, Any]) -> _Job:
+        if not fields.messages:
+            raise InvalidRequest("messages", "is empty; at least one message is needed.")
         check_unserved(others)
         check_stream_options(fields)
         check_tools(fields)

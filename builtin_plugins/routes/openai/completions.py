@@ -193,7 +193,9 @@ class Completions:
         if echo and output.prompt_logprobs is not None:
             ids = [*(output.prompt_token_ids or ()), *ids]
             positions = [*output.prompt_logprobs, *positions]
-        return completion_logprobs(ids, positions, offset=offset, as_ids=job.tokens_as_ids)
+        tokenizer = self._engine.tokenizer
+        spell = None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+        return completion_logprobs(ids, positions, offset=offset, as_ids=job.tokens_as_ids, spell=spell)
 
     def _prompt_text(self, job: _Job, prompt: int) -> str:
         known = job.prompts[prompt]

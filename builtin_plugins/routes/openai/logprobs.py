@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from core.types import Logprob
@@ -14,16 +14,27 @@ Position = Mapping[int, Logprob]
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], positions: Sequence[Position | None], *, offset: int, as_ids: bool
+    token_ids: Sequence[int],
+    positions: Sequence[Position | None],
+    *,
+    offset: int,
+    as_ids: bool,
+    spell: Callable[[int], str] | None = None,
 ) -> dict[str, Any]:
-    """Return the `logprobs` of a completion choice; `offset` is where its text starts."""
+    """Return the `logprobs` of a completion choice; `offset` is where its text starts.
+
+    `spell` gives the text of a token without log-probability: the first one of an echoed prompt.
+    """
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
     for token_id, position in zip(token_ids, positions, strict=False):
         own = position.get(token_id) if position else None
-        token = _text(token_id, own, as_ids)
+        if own is None and spell is not None and not as_ids:
+            token = spell(token_id)
+        else:
+            token = _text(token_id, own, as_ids)
         tokens.append(token)
         values.append(None if own is None else _finite(own.logprob))
         tops.append(

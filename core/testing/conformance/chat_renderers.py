@@ -53,6 +53,7 @@ def check_refuses_bad_messages_by_place(subject: Subject) -> None:
         try:
             _renderer(subject).render(bad)
         except InvalidRequest as error:
-            assert error.field.startswith("messages"), f"{subject.entry.name}: names {error.field!r}, not the message."
+            named = error.field
         else:
             raise AssertionError(f"{subject.entry.name}: rendered {bad!r} instead of refusing it.")
+        assert named.startswith("messages"), f"{subject.entry.name}: names {named!r}, not the message."

@@ -1,0 +1,144 @@
+"""Every bad value is a 400 that names field and limit, and the engine never sees it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"temperature": -1}, "temperature", "at least 0"),
+        ({"temperature": "hot"}, "temperature", "finite number"),
+        ({"temperature": True}, "temperature", "finite number"),
+        ({"top_p": 1.5}, "top_p", "at most 1"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"n": 100000}, "n", "at most 64"),
+        ({"n": 0}, "n", "at least 1"),
+        ({"n": 1.5}, "n", "integer"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_tokens": 10**30}, "max_tokens", "64 bits"),
+        ({"top_k": 10**30}, "top_k", "64 bits"),
+        ({"seed": 2**70}, "seed", "64 bits"),
+        ({"stop": [""]}, "stop", "empty"),
+        ({"stop": [1]}, "stop", "texts"),
+        ({"stop": {"a": 1}}, "stop", "list"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "at least 0"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "integers"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias", "at most 100"),
+        ({"logit_bias": [1]}, "logit_bias", "map"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
+        ({"ignore_eos": 1}, "ignore_eos", "true or false"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"echo": 1}, "echo", "true or false"),
+        ({"priority": 2**40}, "priority", "2147483647"),
+        ({"cache_salt": "s" * 300}, "cache_salt", "256"),
+        ({"min_tokens": 20, "max_tokens": 10}, "min_tokens", "more than max_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"stream_options": {"include_usage": 3}, "stream": True}, "stream_options.include_usage", "true or false"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": {}}, "prompt", "text"),
+        ({"prompt": ["a", ""]}, "prompt", "empty"),
+        ({"prompt": [1, "a"]}, "prompt", "list"),
+        ({"prompt": [True]}, "prompt", "list"),
+        ({"prompt": ["a"] * 2000}, "prompt", "1024"),
+        ({"prompt": ["a"] * 100, "n": 64}, "n", "1024"),
+        ({"prompt": "x" * 500}, "prompt", "256"),
+        ({"suffix": "s"}, "suffix", "not served"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "grammar backend"),
+        ({"use_beam_search": True}, "use_beam_search", "not served"),
+        ({"logits_processors": ["os.system"]}, "logits_processors", "no code"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "streamed"),
+    ],
+)
+def test_bad_value_names_field_and_limit(api, fields, param, said):
+    reply = api.complete(**{"prompt": "a", **fields})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert said in error["message"]
+    assert api.engine.sampling == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        (b'{"prompt": "a", "temperature": NaN}', "temperature", "finite number"),
+        (b'{"prompt": "a", "logit_bias": {"5": Infinity}}', "logit_bias.5", "finite number"),
+        (b'{"prompt": "a", "top_p": 1e999}', "top_p", "finite number"),
+        (b'{"prompt": "a"', "body", "valid JSON"),
+        (b"", "body", "valid JSON"),
+        (b"[1]", "body", "JSON object"),
+        (b'"\xff"', "body", "valid JSON"),
+        (b"[" * 100_000, "body", "nested too deeply"),
+        (b'{"prompt":' * 50_000, "body", "nested too deeply"),
+        (b"{}", "prompt", "missing"),
+    ],
+)
+def test_broken_body_is_refused(api, body, param, said):
+    reply = api.call("POST", "/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+def test_body_that_is_not_json_by_its_type_is_refused(api):
+    reply = api.call("POST", "/v1/completions", content=b"a=b", headers={"content-type": "text/plain"})
+    assert reply.status_code == 415
+    assert "application/json" in reply.json()["error"]["message"]
+
+
+def test_unknown_field_is_named_in_a_header_and_the_request_works(api, caplog):
+    reply = api.complete("a", quantum_mode=True, **{"odd\r\nname": 1})
+    assert reply.status_code == 200
+    assert reply.headers["x-ignored-fields"] == "quantum_mode, odd??name"
+    assert "quantum_mode" in caplog.text
+
+
+def test_streams_name_ignored_fields_too(api):
+    assert api.complete("a", quantum_mode=True, stream=True).headers["x-ignored-fields"] == "quantum_mode"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("temprature", "temperature"), ("max_token", "max_tokens"), ("topp", "top_p"), ("promt", "prompt")],
+)
+def test_misspelt_field_is_refused_with_the_right_name(api, name, meant):
+    error = api.complete("a", **{name: 1}).json()["error"]
+    assert error["param"] == name
+    assert f"did you mean {meant!r}?" in error["message"]
+
+
+def test_strict_fields_refuses_every_unknown_field(make_api):
+    reply = make_api(strict_fields=True).complete("a", quantum_mode=True)
+    assert reply.status_code == 400
+    assert "--strict-fields" in reply.json()["error"]["message"]
+
+
+def test_fields_without_effect_are_accepted_silently(api):
+    reply = api.chat("a", user="u", store=False, metadata={"k": "v"}, parallel_tool_calls=True)
+    assert reply.status_code == 200
+    assert "x-ignored-fields" not in reply.headers
+
+
+def test_unknown_model_is_not_found(api):
+    reply = api.complete("a", model="other")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "model_not_found"
+    assert "echo" in reply.json()["error"]["message"]
+
+
+def test_refusal_comes_before_the_headers_of_a_stream(api):
+    reply = api.complete("x" * 500, stream=True)
+    assert reply.status_code == 400
+    assert json.loads(reply.text)["error"]["param"] == "prompt"
+
+
+def test_one_bad_prompt_refuses_the_whole_request(api):
+    reply = api.complete(["fine", "x" * 500])
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")

@@ -1,0 +1,53 @@
+"""Models, tokenizer and probe routes."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from types import SimpleNamespace
+
+from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
+from core.api import StepStats
+
+
+def test_models_lists_the_served_names(api):
+    card = api.get("/v1/models").json()["data"][0]
+    assert (card["id"], card["object"], card["max_model_len"], card["parent"]) == ("echo", "model", 256, None)
+    assert api.get("/v1/models/echo").json() == card
+    assert api.get("/v1/models/a/b").status_code == 404
+
+
+def test_tokenize_and_back(api):
+    body = api.call("POST", "/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
+    assert (body["count"], body["tokens"], body["max_model_len"]) == (3, [104, 195, 169], 256)
+    assert len(body["token_strs"]) == 3
+    assert api.call("POST", "/detokenize", json={"tokens": body["tokens"]}).json() == {"prompt": "hé"}
+
+
+def test_tokenize_renders_messages(api):
+    body = api.call("POST", "/tokenize", json={"messages": [{"role": "user", "content": "ab"}]}).json()
+    assert body["tokens"] == [97, 98]
+
+
+def test_tokenize_wants_one_kind_of_input(api):
+    for body in ({}, {"prompt": "a", "messages": []}):
+        assert api.call("POST", "/tokenize", json=body).json()["error"]["param"] == "prompt"
+
+
+def test_detokenize_refuses_ids_outside_the_vocabulary(api):
+    for tokens in ([9999], [-1], [10**30]):
+        reply = api.call("POST", "/detokenize", json={"tokens": tokens})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_version_is_the_distributions(api):
+    assert api.get("/version").json() == {"version": metadata.version("core")}
+
+
+def test_metrics_show_the_sink(api):
+    assert api.get("/metrics").status_code == 404
+    sink = PrometheusSink(api.config)
+    sink.step(StepStats(0.1, 2, 1, 0.5, generated_tokens=3))
+    api.engine.sinks.guarded.append(SimpleNamespace(sink=sink))
+    reply = api.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    assert 'engine_generation_tokens_total{model_name="scripted:"} 3.0' in reply.text
