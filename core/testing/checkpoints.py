@@ -1,0 +1,192 @@
+"""Tiny random checkpoints of any architecture, made with transformers, complete with a tokenizer. No hub.
+
+Weights are large enough that every layer matters: swapping early prompt tokens moves the last logits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from core.errors import ConfigError, did_you_mean
+
+VOCAB: Final = 300
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+_HEADS: Final[Mapping[str, Any]] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+_DENSE: Final = {**_HEADS, "num_key_value_heads": 2, "head_dim": 16}
+_LLAMA3: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LONG: Final = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+}
+_EXPERTS: Final = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROPE_BY_TYPE: Final = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+_ALTERNATING: Final = ["sliding_attention", "full_attention", "sliding_attention"]
+
+# Every particular feature of an architecture is on, so that a test of the checkpoint is a test of all of them.
+TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "LlamaForCausalLM": ("LlamaConfig", {**_DENSE, "rope_parameters": _LLAMA3, "attention_bias": True}),
+    "MistralForCausalLM": ("MistralConfig", {**_DENSE, "sliding_window": 24}),
+    "Qwen2ForCausalLM": (
+        "Qwen2Config",
+        {**_DENSE, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "Qwen3ForCausalLM": ("Qwen3Config", {**_DENSE, "head_dim": 32, "tie_word_embeddings": True}),
+    "Gemma2ForCausalLM": (
+        "Gemma2Config",
+        {
+            **_DENSE,
+            "tie_word_embeddings": True,
+            "sliding_window": 24,
+            "layer_types": _ALTERNATING,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "Gemma3ForCausalLM": (
+        "Gemma3TextConfig",
+        {
+            **_DENSE,
+            "tie_word_embeddings": True,
+            "sliding_window": 24,
+            "layer_types": _ALTERNATING,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": _ROPE_BY_TYPE,
+        },
+    ),
+    "Phi3ForCausalLM": (
+        "Phi3Config",
+        {**_DENSE, "rope_parameters": _LONG, "original_max_position_embeddings": 48, "sliding_window": 40},
+    ),
+    "Olmo2ForCausalLM": ("Olmo2Config", {**_DENSE}),
+    "GPT2LMHeadModel": (
+        "GPT2Config",
+        {
+            "vocab_size": VOCAB,
+            "n_embd": 64,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 512,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
+    "GPTNeoXForCausalLM": (
+        "GPTNeoXConfig",
+        {**_HEADS, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "MixtralForCausalLM": ("MixtralConfig", {**_DENSE, **_EXPERTS, "sliding_window": 24}),
+    "Qwen3MoeForCausalLM": (
+        "Qwen3MoeConfig",
+        {
+            **_DENSE,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+}
+"""Architecture to its transformers config class and the facts of its tiny form."""
+
+
+def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a tiny random float32 checkpoint and its tokenizer to `folder` and return it.
+
+    `overrides` are fields of the config; `torch_dtype="bfloat16"` stores the weights in another dtype. Equal
+    arguments give equal files.
+    """
+    if architecture not in TINY:
+        raise ConfigError(
+            f"no tiny checkpoint for {architecture!r}; available: {', '.join(TINY)}{did_you_mean(architecture, TINY)}"
+        )
+    config_class, facts = TINY[architecture]
+    dtype = getattr(torch, overrides.pop("torch_dtype", "float32"))
+    ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
+    config = getattr(transformers, config_class)(**{**facts, **ends, **overrides})
+    model = getattr(transformers, architecture)(config)
+    _randomise(model, seed)
+    folder = Path(folder)
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model.to(dtype).save_pretrained(folder)
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: str | Path) -> None:
+    """Write a byte-level tokenizer of 300 tokens with a ChatML template."""
+    folder = Path(folder)
+    letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("Ġ", "t"), ("h", "e"), ("i", "n"), ("Ġt", "he"), ("Ġ", "a"), ("e", "r"), ("o", "n")]
+    vocab = dict(letters)
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    while len(vocab) < VOCAB - len(_SPECIAL):
+        vocab[f"<unused{len(vocab)}>"] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment,unused-ignore]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment,unused-ignore]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _SPECIAL[0],
+        "eos_token": _SPECIAL[2],
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def _randomise(model: torch.nn.Module, seed: int) -> None:
+    """Draw every parameter: matrices that keep the size of what passes through, norms near one, small biases."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
+            else:
+                parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
