@@ -1,0 +1,17 @@
+"""The plugin called `kernel`: the smallest entries without which no engine runs. It cannot be left out."""
+
+from __future__ import annotations
+
+from core.plugin.entry import Entry, hookimpl
+
+
+@hookimpl
+def engine_executors() -> list[Entry]:
+    """Give the executor that needs no other process."""
+    return [Entry("uni", "core.engine.executor:UniExecutor", "the worker in this process")]
+
+
+@hookimpl
+def engine_quant_methods() -> list[Entry]:
+    """Give the method of weights that are not quantized."""
+    return [Entry("none", "core.nn.linear:PlainWeights", "weights as the checkpoint stores them")]

@@ -1,0 +1,142 @@
+"""Imports the plugins of a plan, checks their hooks and calls them, each call under its plugin's name.
+
+pluggy knows the specifications, the order and the argument names. Plugins are called one at a time, so that
+every result and every error has an owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pluggy
+
+from core import hookspecs
+from core.errors import PluginError, did_you_mean
+from core.plugin.blame import Blame
+from core.plugin.entry import PROJECT
+from core.plugin.plan import PluginPlan
+from core.plugin.refs import PluginRef
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "engine_"
+
+
+class Hooks:
+    """The hooks of loaded plugins. Complete when constructed: nothing is registered afterwards."""
+
+    def __init__(self, plan: PluginPlan, process: str) -> None:
+        self.process: Final = process
+        self._manager = _PrefixedManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._plugins = {ref.name: ref for ref in plan.plugins}
+        modules = {ref.name: self._import(ref) for ref in plan.plugins}
+        for ref in plan.plugins:
+            self._add_specifications(ref, modules[ref.name])
+        # pluggy calls the last registered first; plugins are asked in the order of their names.
+        for ref in sorted(plan.plugins, key=lambda ref: ref.name, reverse=True):
+            for name, function in _implementations(modules[ref.name]):
+                self._check(ref, name, function)
+            with Blame(ref, "cannot be registered", process):
+                self._manager.register(modules[ref.name], ref.name)
+        for ref in plan.plugins:
+            if not ref.builtin:
+                log.log(logging.INFO if process == "main" else logging.DEBUG, "third-party %s is on", ref)
+
+    def call(self, hook: str, **arguments: Any) -> Iterator[tuple[PluginRef, Any]]:
+        """Yield (plugin, result) of one hook, in the order of plugins' names; lazily, so a caller may stop."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        for implementation in reversed(caller.get_hookimpls()):
+            ref = self._plugins[implementation.plugin_name]
+            with self.blame(ref, f"failed in hook {hook}"):
+                result = implementation.function(*(arguments[name] for name in implementation.argnames))
+            yield ref, result
+
+    def implemented(self, plugin: str) -> list[str]:
+        """Return the names of the hooks a plugin implements."""
+        return sorted(caller.name for caller in self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or ())
+
+    def blame(self, ref: PluginRef, action: str, request: str | None = None) -> Blame:
+        """Return the wrapper for a call into this plugin's code."""
+        return Blame(ref, action, self.process, request)
+
+    def _import(self, ref: PluginRef) -> ModuleType:
+        with self.blame(ref, "cannot be imported"):
+            return _import_file(ref) if ref.is_file else importlib.import_module(ref.target)
+
+    def _add_specifications(self, ref: PluginRef, module: ModuleType) -> None:
+        function = getattr(module, "engine_add_hooks", None)
+        if callable(function):
+            with self.blame(ref, "failed in hook engine_add_hooks"):
+                for specifications in function():
+                    self._manager.add_hookspecs(specifications)
+
+    def _check(self, ref: PluginRef, name: str, function: Callable[..., Any]) -> None:
+        """Raise `PluginError` when a function cannot be an implementation of any hook."""
+        options = getattr(function, f"{PROJECT}_impl", None)
+        known = [hook for hook in vars(self._manager.hook) if hook.startswith(PREFIX)]
+        if name not in known:
+            if options is not None and options["optionalhook"]:
+                return
+            raise PluginError(
+                f"{ref} has a hook {name!r} that does not exist{did_you_mean(name, known)}. {ref.way_out}"
+            )
+        if options is None:
+            raise PluginError(
+                f"{ref} defines {name} without @hookimpl, so it would never be called. "
+                f"Decorate it (`from core.api import hookimpl`). {ref.way_out}"
+            )
+        if options["wrapper"] or options["hookwrapper"]:
+            raise PluginError(
+                f"{ref} marks {name} as a wrapper, but hooks are called one plugin at a time and have nothing to wrap. "
+                f"Change decisions in engine_resolve, replace an entry by one of higher priority. {ref.way_out}"
+            )
+        has = getattr(self._manager.hook, name).spec.argnames
+        for argument in inspect.signature(function).parameters:
+            if argument not in has:
+                raise PluginError(
+                    f"{ref}: hook {name} has no argument {argument!r}; it has {', '.join(has) or 'none'}"
+                    f"{did_you_mean(argument, has)}. {ref.way_out}"
+                )
+
+
+class _PrefixedManager(pluggy.PluginManager):
+    """Looks at functions called `engine_*` only, which keeps registration fast for modules with many names."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
+
+
+def _implementations(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield functions marked as hooks, and those of the module's own whose name says they are meant as one."""
+    for name, value in vars(module).items():
+        if not inspect.isfunction(value):
+            continue
+        own = name.startswith(PREFIX) and value.__module__ == module.__name__
+        if own or hasattr(value, f"{PROJECT}_impl"):
+            yield name, value
+
+
+def _import_file(ref: PluginRef) -> ModuleType:
+    """Run a local file under a module name of its own, from the very bytes whose hash is in the plan."""
+    source = Path(ref.target).read_bytes()
+    if hashlib.sha256(source).hexdigest() != ref.sha256:
+        raise PluginError(f"{ref} has changed since the plugins were selected. Restart the engine to load it as it is.")
+    name = f"engine_local_{ref.name}"
+    spec = importlib.util.spec_from_loader(name, loader=None, origin=ref.target)
+    if spec is None:
+        raise ImportError(f"no module can be made of {ref.target}")
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = ref.target
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+    exec(compile(source, ref.target, "exec"), module.__dict__)
+    return module

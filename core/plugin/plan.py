@@ -1,0 +1,177 @@
+"""The frozen set of plugins that every process of an engine loads, and how it is made from a selection."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from core.errors import ConfigError, PluginError, did_you_mean
+from core.plugin.discovery import KERNEL, discover, is_absent, local_plugin, looks_like_file
+from core.plugin.refs import PluginRef
+from core.plugin.selection import Selection, Wish, parse_selection
+
+
+class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which plugins are loaded, exactly. Equal plans have equal digests, on every machine."""
+
+    plugins: tuple[PluginRef, ...]
+    """The kernel's first, then in the order of names."""
+    absent: tuple[str, ...] = ()
+    """Builtins whose files this installation lacks; they would have been loaded."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over names, distributions, versions and the content of local files."""
+        return hashlib.sha256(msgspec.json.encode([_identity(ref) for ref in self.plugins])).hexdigest()
+
+    def differences(self, locked: PluginPlan) -> list[str]:
+        """Return a sentence for each plugin in which this plan differs from a locked one."""
+        mine, theirs = ({ref.name: ref for ref in plan.plugins} for plan in (self, locked))
+        found = []
+        for name in sorted({*mine, *theirs}):
+            if name not in theirs:
+                found.append(f"{mine[name]} is not in it")
+            elif name not in mine:
+                found.append(f"it holds {theirs[name]}, which is not loaded")
+            elif (here := _identity(mine[name])) != (there := _identity(theirs[name])):
+                changed = [key for key in here if here[key] != there[key]]
+                found += [f"plugin {name!r} has {key} {here[key]!r}, it says {there[key]!r}" for key in changed]
+        return found
+
+
+def make_plan(selection: Sequence[str] = (), lock: str | None = None) -> PluginPlan:
+    """Find and select plugins; nothing is imported.
+
+    Raises `ConfigError` for a selection that cannot be met or a set that differs from the lock file, and
+    `PluginError` when two plugins to be loaded have one name.
+    """
+    plan = _Planner(parse_selection(selection)).plan()
+    if lock is not None and (differences := plan.differences(read_lock(lock))):
+        raise ConfigError(
+            f"the plugins differ from the lock file {lock}: {'; '.join(differences)}. Install and select what it "
+            "holds, or write it anew with `engine plugins lock`."
+        )
+    return plan
+
+
+def read_lock(path: str) -> PluginPlan:
+    """Return the plan in a lock file. Raises `ConfigError` when it cannot be read."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=PluginPlan)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"--plugins-lock {path} cannot be read: {error}. Write it with `engine plugins lock`."
+        ) from error
+
+
+def write_lock(plan: PluginPlan) -> bytes:
+    """Return the content of the lock file of a plan, one plugin per line."""
+    lines = [msgspec.json.encode(_portable(ref)).decode() for ref in plan.plugins]
+    return ('{"plugins": [\n  ' + ",\n  ".join(lines) + "\n]}\n").encode()
+
+
+def refuse_difference(plan: PluginPlan, process: str) -> None:
+    """Raise `PluginError` when this process would load other plugins than the plan says."""
+    installed = {(ref.name, ref.distribution): ref for ref in discover()}
+    for ref in plan.plugins:
+        if not ref.distribution:
+            continue  # its content is compared when it is loaded
+        here = installed.get((ref.name, ref.distribution))
+        if here is None or _identity(here) != _identity(msgspec.structs.replace(ref, named=False)):
+            found = "not installed" if here is None else f"{here.origin}, module {here.target}"
+            raise PluginError(
+                f"process {process!r} was told to load {ref}, module {ref.target}, but here it is {found}. "
+                "All processes must run in one environment; restart the engine after installing plugins."
+            )
+
+
+class _Planner:
+    """Applies one selection to what is installed."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._known: dict[str, list[PluginRef]] = {}
+        for ref in discover():
+            self._known.setdefault(ref.name, []).append(ref)
+        self._blocked = {self._check_known(wish) for wish in selection.blocked}
+
+    def plan(self) -> PluginPlan:
+        chosen: dict[str, list[PluginRef]] = {}
+        for ref in self._default_set():
+            chosen.setdefault(ref.name, []).append(ref)
+        for wish in (*self._selection.exact, *self._selection.added):
+            named = self._named(wish)
+            if named[0].name in self._blocked:
+                raise ConfigError(f"--plugins both names and blocks {named[0].name!r}; keep one of the two.")
+            chosen[named[0].name] = named
+        absent = [name for name, refs in chosen.items() if all(is_absent(ref) for ref in refs)]
+        picked = [_only(refs) for name, refs in sorted(chosen.items()) if name not in absent]
+        return PluginPlan(plugins=(KERNEL, *picked), absent=tuple(sorted(absent)))
+
+    def _default_set(self) -> Iterable[PluginRef]:
+        """Yield what is loaded without being named."""
+        if self._selection.nothing:
+            return
+        for ref in (ref for refs in self._known.values() for ref in refs):
+            wanted = ref.builtin or not self._selection.exact
+            if wanted and not ref.opt_in and ref.name not in self._blocked and ref.name != KERNEL.name:
+                yield ref
+
+    def _named(self, wish: Wish) -> list[PluginRef]:
+        """Return the plugin, or the plugins of one name, that the user named."""
+        refs = [msgspec.structs.replace(ref, named=True) for ref in self._known.get(wish.name, ())]
+        if not refs and (looks_like_file(wish.name) or "." in wish.name):
+            ref = local_plugin(wish.name)
+            refs = [*self._known.get(ref.name, ()), ref]
+        if not refs:
+            self._check_known(wish)
+        for ref in refs:
+            if is_absent(ref):
+                raise ConfigError(f"{ref} belongs to the engine, but this installation lacks its files ({ref.target}).")
+            if not wish.version.contains(ref.version or "0", prereleases=True):
+                raise ConfigError(
+                    f"--plugins {wish.written!r}: {ref} is installed. Install a version that fits, or name another."
+                )
+        return refs
+
+    def _check_known(self, wish: Wish) -> str:
+        name = Path(wish.name).stem if looks_like_file(wish.name) else wish.name
+        if wish in self._selection.blocked and name == KERNEL.name:
+            raise ConfigError("--plugins no:kernel: the engine cannot run without it; it is its own smallest part.")
+        if name not in self._known:
+            third = sorted(n for n, refs in self._known.items() if not refs[0].builtin)
+            listed = f"installed besides the builtins: {', '.join(third)}" if third else "only builtins are installed"
+            raise ConfigError(
+                f"--plugins {wish.written!r}: unknown plugin {name!r}; {listed}{did_you_mean(name, self._known)}"
+            )
+        return name
+
+
+def _only(refs: list[PluginRef]) -> PluginRef:
+    if len(refs) > 1:
+        first, second = refs[:2]
+        raise PluginError(
+            f"two plugins are called {first.name!r}: {first.target} of {first.origin} and {second.target} of "
+            f"{second.origin}. Uninstall one of them, or leave both out with --plugins no:{first.name}."
+        )
+    return refs[0]
+
+
+def _identity(ref: PluginRef) -> Mapping[str, str | bool]:
+    """What must be equal for two processes or machines to run the same plugin."""
+    return {
+        "distribution": ref.distribution,
+        "version": ref.version,
+        "module": "" if ref.is_file else ref.target,
+        "sha256": ref.sha256,
+        "named": ref.named and not ref.builtin,
+        "name": ref.name,
+    }
+
+
+def _portable(ref: PluginRef) -> PluginRef:
+    """A local file's folder is no part of a lock; its content is."""
+    return msgspec.structs.replace(ref, target=Path(ref.target).name) if ref.is_file else ref

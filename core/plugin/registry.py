@@ -1,0 +1,251 @@
+"""Everything loaded plugins bring, collected once: the kernel takes plain objects out and never asks in a step."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from core.deprecated import advice
+from core.errors import ConfigError, PluginError, did_you_mean
+from core.plugin.entry import API_VERSION, Entry, Option
+from core.plugin.fit import missing_requirement, why_not
+from core.plugin.kinds import KINDS
+from core.plugin.manager import Hooks
+from core.plugin.plan import PluginPlan, refuse_difference
+from core.plugin.refs import PluginRef
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.contracts import ModelSource, RunnerExtension, SchedulerExtension
+    from core.plugin.blame import Blame
+
+log = logging.getLogger(__name__)
+
+MAIN: Final = "main"
+"""Name of the process that made the plan."""
+AUTO: Final = "auto"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """An entry with the plugin it came from."""
+
+    kind: str
+    entry: Entry
+    plugin: PluginRef
+
+    @property
+    def label(self) -> str:
+        """`kind:name`, as `Entry.conflicts` spells it."""
+        return f"{self.kind}:{self.entry.name}"
+
+    def __str__(self) -> str:
+        return f"{KINDS[self.kind].noun} {self.entry.name!r} of {self.plugin}"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An entry as judged by some facts."""
+
+    registered: Registered
+    fits: bool
+    reason: str
+    """Why it does not fit; empty when it does."""
+
+
+def load_plan(plan: PluginPlan, process: str = MAIN) -> Registry:
+    """Import the plugins of a plan and collect what they bring.
+
+    Raises `PluginError` naming the plugin that is broken, breaks a contract, or is not the planned one.
+    """
+    if process != MAIN:
+        refuse_difference(plan, process)
+    return Registry(plan, Hooks(plan, process))
+
+
+class Registry:
+    """Entries by kind, options, and the lifecycle hooks as typed methods. Sealed when constructed."""
+
+    def __init__(self, plan: PluginPlan, hooks: Hooks) -> None:
+        self.plan: Final = plan
+        self.hooks: Final = hooks
+        self.withheld: list[Registered] = []
+        """Entries of third parties that count only once the user names the plugin."""
+        self._kinds: Final = MappingProxyType({kind: self._collect(kind) for kind in KINDS})
+        self._options: Final = tuple(
+            (ref, option) for ref, options in hooks.call("engine_options") for option in _typed(ref, options, Option)
+        )
+
+    # --- entries -----------------------------------------------------------------------------------------
+
+    def entries(self, kind: str) -> tuple[Registered, ...]:
+        """Return all entries of a kind, by name."""
+        return self._kinds[kind]
+
+    def rank(self, kind: str, facts: Mapping[str, Any] = MappingProxyType({})) -> list[Candidate]:
+        """Return all entries of a kind, best first: by priority, then by name, whether they fit or not."""
+        ordered = sorted(self.entries(kind), key=lambda r: (-r.entry.priority, r.entry.name))
+        reasons = ((registered, why_not(registered.entry, facts)) for registered in ordered)
+        return [Candidate(registered, reason is None, reason or "") for registered, reason in reasons]
+
+    def choose(self, kind: str, wanted: str = AUTO, facts: Mapping[str, Any] = MappingProxyType({})) -> Registered:
+        """Return the entry called `wanted`, or for "auto" the best that fits.
+
+        Raises `ConfigError` when there is none, listing what there is and why it does not fit.
+        """
+        noun, candidates = KINDS[kind].noun, self.rank(kind, facts)
+        named = [c for c in candidates if wanted in (AUTO, c.registered.entry.name)]
+        if not named:
+            names = sorted(c.registered.entry.name for c in candidates)
+            lack = f"no {noun} is loaded" if wanted == AUTO else f"unknown {noun} {wanted!r}"
+            raise ConfigError(
+                f"{lack}; available: {', '.join(names) or 'none'}{did_you_mean(wanted, names)}"
+                f"{self._more_to_load(kind)}"
+            )
+        for candidate in named:
+            if candidate.fits:
+                return candidate.registered
+        judged = "; ".join(f"{c.registered.entry.name!r} of {c.registered.plugin} {c.reason}" for c in named)
+        others = [c.registered.entry.name for c in candidates if c.fits]
+        hint = f". What fits: {', '.join(others)}" if others else ""
+        raise ConfigError(f"no {noun} can be used here: {judged}{hint}{self._more_to_load(kind)}")
+
+    def load(self, registered: Registered) -> Any:
+        """Import what an entry stands for. Raises `PluginError` naming its plugin when that fails."""
+        entry, ref = registered.entry, registered.plugin
+        if (missing := missing_requirement(entry)) is not None:
+            raise PluginError(f"{registered} {missing}.")
+        if not isinstance(entry.target, str):
+            return entry.target
+        module, _, attribute = entry.target.partition(":")
+        with self.hooks.blame(ref, f"failed while entry {registered.label} was imported from {entry.target}"):
+            found: Any = importlib.import_module(module)
+            for name in attribute.split("."):
+                found = getattr(found, name)
+        return found
+
+    def blame(self, registered: Registered, request: str | None = None) -> Blame:
+        """Return a context manager (or decorator) that gives this entry's plugin the blame for what is raised in it."""
+        return self.hooks.blame(registered.plugin, f"failed in entry {registered.label}", request)
+
+    def check_combination(self, chosen: Iterable[Registered]) -> None:
+        """Raise `ConfigError` when chosen entries exclude each other or lack what one of them needs."""
+        chosen = list(chosen)
+        for one in chosen:
+            for other in chosen:
+                clash = one.entry.conflicts & {other.label, *other.entry.gives}
+                if other is not one and clash:
+                    raise ConfigError(f"{one} cannot be combined with {other} ({min(clash)}). Choose only one of them.")
+            for need in sorted(one.entry.needs.difference(*(other.entry.gives for other in chosen))):
+                givers = [str(r) for kind in KINDS for r in self.entries(kind) if need in r.entry.gives]
+                hint = f"choose {' or '.join(givers)}" if givers else "no loaded plugin gives it"
+                raise ConfigError(f"{one} needs {need!r}, which nothing chosen gives; {hint}.")
+
+    # --- hooks -------------------------------------------------------------------------------------------
+
+    def options(self) -> tuple[tuple[PluginRef, Option], ...]:
+        """Return the options plugins contribute, each with its plugin."""
+        return self._options
+
+    def find_model(self, model: str, config: EngineConfig) -> ModelSource | None:
+        """Return what the first plugin says that knows the model, or None."""
+        for _, source in self.hooks.call("engine_find_model", model=model, config=config):
+            if source is not None:
+                found: ModelSource = source
+                return found
+        return None
+
+    def resolve(self, decisions: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the decisions that plugins change. Raises `ConfigError` when two of them disagree."""
+        changes: dict[str, Any] = {}
+        owners: dict[str, PluginRef] = {}
+        for ref, answer in self.hooks.call("engine_resolve", decisions=MappingProxyType(dict(decisions))):
+            for name, value in (answer or {}).items():
+                if name in changes and changes[name] != value:
+                    raise ConfigError(
+                        f"{owners[name]} wants {name} to be {changes[name]!r}, {ref} wants {value!r}. "
+                        f"Leave one of them out, for example with --plugins no:{ref.name}."
+                    )
+                if name not in changes:
+                    log.info("%s changes %s from %r to %r", ref, name, decisions.get(name), value)
+                changes[name], owners[name] = value, ref
+        return changes
+
+    def scheduler_extensions(self, config: EngineConfig) -> tuple[SchedulerExtension, ...]:
+        """Return the scheduler halves of the features that are on."""
+        return tuple(x for _, found in self.hooks.call("engine_scheduler_extensions", config=config) for x in found)
+
+    def runner_extensions(self, config: EngineConfig) -> tuple[RunnerExtension, ...]:
+        """Return the worker halves of the features that are on."""
+        return tuple(x for _, found in self.hooks.call("engine_runner_extensions", config=config) for x in found)
+
+    def process_started(self, process: str) -> None:
+        """Tell every plugin that this process has loaded them."""
+        for _ in self.hooks.call("engine_process_start", process=process):
+            pass
+
+    # --- collecting --------------------------------------------------------------------------------------
+
+    def _collect(self, kind: str) -> tuple[Registered, ...]:
+        found: dict[str, Registered] = {}
+        for ref, entries in self.hooks.call(KINDS[kind].hook):
+            for entry in _typed(ref, entries, Entry):
+                registered = Registered(kind, entry, ref)
+                _check_api(registered)
+                if KINDS[kind].opt_in_third_party and not (ref.builtin or ref.named):
+                    self.withheld.append(registered)
+                    log.info("%s is off until the plugin is named: --plugins +%s", registered, ref.name)
+                    continue
+                other = found.setdefault(entry.name, registered)
+                if other is not registered:
+                    raise PluginError(
+                        f"{other} and {registered} have one name. Leave one of the plugins out, for example with "
+                        f"--plugins no:{other.plugin.name}."
+                    )
+        return tuple(found[name] for name in sorted(found))
+
+    def _more_to_load(self, kind: str) -> str:
+        """Say what might have brought the missing thing."""
+        parts = [
+            f"{r.entry.name!r} of {r.plugin} is off until named (--plugins +{r.plugin.name})"
+            for r in self.withheld
+            if r.kind == kind
+        ]
+        if self.plan.absent:
+            parts.append(f"builtins absent from this installation: {', '.join(self.plan.absent)}")
+        return "".join(f". {part[0].upper()}{part[1:]}" for part in parts)
+
+
+def _typed(ref: PluginRef, found: Any, wanted: type[T]) -> list[T]:
+    """Return what a hook gave as a list. Raises `PluginError` for anything but objects of the wanted type."""
+    if not isinstance(found, (list, tuple)) or not all(isinstance(item, wanted) for item in found):
+        raise PluginError(
+            f"{ref} must return a list of {wanted.__name__} objects from its hook, not {found!r:.200}. {ref.way_out}"
+        )
+    return list(found)
+
+
+def _check_api(registered: Registered) -> None:
+    api = registered.entry.api
+    if api > API_VERSION:
+        raise PluginError(
+            f"{registered} is written for version {api} of the contracts, this engine has {API_VERSION}. "
+            f"Upgrade the engine. {registered.plugin.way_out}"
+        )
+    if api < API_VERSION - 1:
+        raise PluginError(
+            f"{registered} is written for version {api} of the contracts, this engine has {API_VERSION} and still "
+            f"takes {API_VERSION - 1}. Upgrade the plugin. {registered.plugin.way_out}"
+        )
+    if api < API_VERSION:
+        log.warning(
+            "%s is written for version %d of the contracts and will be refused by the next engine: %s",
+            registered,
+            api,
+            advice(api),
+        )
