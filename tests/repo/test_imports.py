@@ -1,0 +1,89 @@
+"""Every module imports alone, and what must start fast imports nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TORCH_FREE = ("core.scheduler", "core.kv", "core.plugin", "core.config", "core.types", "core.step", "core.api", "core")
+
+IMPORT_EACH_IN_A_FORK = """
+import importlib, os, sys, traceback, warnings
+import fastapi, transformers, torch  # paid once, before the forks
+failed = []
+for name in sys.stdin.read().split():
+    child = os.fork()
+    if child == 0:
+        warnings.simplefilter("error")
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            print(f"--- {name}\\n{traceback.format_exc()}", flush=True)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+print("failed:", *failed)
+"""
+
+LIGHT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    heavy = {"torch", "transformers", "numpy", "fastapi"} & set(sys.modules)
+    assert not heavy, f"importing {name} imported {heavy}"
+"""
+
+PLUGIN_MODULES = """
+import importlib, sys, time
+import core.api
+start = time.process_time()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(time.process_time() - start)
+assert "torch" not in sys.modules, "a plugin module imports torch"
+"""
+
+
+def python(code: str, *arguments: str, stdin: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def module_names() -> list[str]:
+    """Return every module of the shipped packages."""
+    names = []
+    for top in (ROOT / "core", ROOT / "builtin_plugins", ROOT / "kernels" / "core_kernels"):
+        for path in sorted(top.rglob("*.py")):
+            parts = path.relative_to(top.parent).with_suffix("").parts
+            if "template" not in parts:
+                names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return names
+
+
+def builtin_plugin_modules() -> list[str]:
+    return [point.value for point in distribution("core").entry_points.select(group="engine.plugins")]
+
+
+def test_every_module_imports_alone():
+    output = python(IMPORT_EACH_IN_A_FORK, stdin=" ".join(module_names()))
+    assert output.splitlines()[-1].split() == ["failed:"], output
+
+
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_light_modules_import_nothing_heavy(package):
+    names = [name for name in module_names() if name == package or name.startswith(f"{package}.")]
+    python(LIGHT, *(names if package != "core" else ["core"]))
+
+
+def test_all_plugin_modules_together_import_in_a_tenth_of_a_second():
+    modules = builtin_plugin_modules()
+    assert min(float(python(PLUGIN_MODULES, *modules)) for _ in range(3)) < 0.1

@@ -1,0 +1,102 @@
+"""The promises about size, metadata and wording that the repository makes."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KERNEL = ("engine", "scheduler", "kv", "worker", "plugin", "config")
+KERNEL_BUDGET = 6000
+FILE_LIMIT = 500
+FORBIDDEN = re.compile(r"/(?:root|home|Users)/\w|index-url|\bTODO\b|\bFIXME\b|\bXXX\b|\bHACK\b")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Return the repository's files, those not yet committed included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
+
+
+def code_lines(path: Path) -> int:
+    """Return the lines that hold code: no blanks, comments or docstrings."""
+    text = path.read_text()
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skipped:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def test_the_kernel_stays_small():
+    counts = {part: sum(code_lines(p) for p in (ROOT / "core" / part).rglob("*.py")) for part in KERNEL}
+    assert sum(counts.values()) < KERNEL_BUDGET, counts
+
+
+def test_no_file_of_the_packages_is_long():
+    packages = (ROOT / "core", ROOT / "builtin_plugins", ROOT / "kernels")
+    files = [p for top in packages for suffix in ("*.py", "*.cpp", "*.h") for p in top.rglob(suffix)]
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in files}
+    assert {name: count for name, count in lengths.items() if count > FILE_LIMIT} == {}
+
+
+def test_kernels_is_no_package():
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+    assert not (ROOT / "plugins" / "__init__.py").exists()
+
+
+def test_entry_points_are_sorted_and_installed_as_written():
+    text = (ROOT / "pyproject.toml").read_text()
+    written = tomllib.loads(text)["project"]["entry-points"]["engine.plugins"]
+    assert list(written) == sorted(written)
+    installed = {p.name: p.value for p in distribution("core").entry_points.select(group="engine.plugins")}
+    assert installed == written, "the installed metadata is stale: run `make setup`"
+
+
+def test_every_builtin_entry_point_has_its_module():
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["engine.plugins"]
+    missing = [
+        module
+        for module in written.values()
+        if not (path := ROOT / module.replace(".", "/")).is_dir() and not path.with_suffix(".py").is_file()
+    ]
+    assert missing == []
+
+
+def test_nothing_of_a_build_machine_and_nothing_unfinished_is_written():
+    suffixes = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".cpp", ".h", ".cfg", ".in", ""}
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked()
+        if path.suffix in suffixes and path != Path(__file__)
+        for number, line in enumerate(path.read_text(errors="ignore").splitlines(), 1)
+        if FORBIDDEN.search(line)
+    ]
+    assert found == []
+
+
+def test_pins_name_no_local_build():
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line)] == []
+    assert pins == sorted(pins, key=str.lower)
+
+
+def test_every_changelog_fragment_says_its_type():
+    types = {"feature", "fix", "performance", "plugin-api", "deprecation", "removal", "docs", "internal"}
+    fragments = [p for p in (ROOT / "changelog.d").glob("*.md") if p.name != "README.md"]
+    assert [p.name for p in fragments if p.name.count(".") != 2 or p.name.split(".")[1] not in types] == []
