@@ -1,0 +1,7 @@
+"""Which request computes which tokens in the next step, and what its results mean. Torch-free."""
+
+from core.scheduler.journal import Journal, ReplayReport, replay
+from core.scheduler.limits import QueueFull, SchedulerLimits
+from core.scheduler.scheduler import Counters, Scheduler
+
+__all__ = ["Counters", "Journal", "QueueFull", "ReplayReport", "Scheduler", "SchedulerLimits", "replay"]

@@ -1,0 +1,108 @@
+"""Divides KV memory among a model's layers: layers into groups, groups into pools, bytes into blocks.
+
+Knows specs and bytes; knows no request and no device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from core.errors import ConfigError
+from core.kv.reach import peak_blocks
+from core.kv_spec import GroupLayout, KVLayout, KVSpec, LayerKV, PoolLayout
+
+NULL_BLOCKS: Final = 1
+"""Block 0 of every pool is never given out: tables are padded with it, and padding tokens may be written to it."""
+
+CACHED_REQUESTS: Final = 4
+"""Blocks beyond this many full batches of longest requests bring nothing but start-up time ..."""
+USEFUL_BLOCKS: Final = 65_536
+"""... unless there are fewer than this."""
+
+
+def plan_layout(
+    layers: Sequence[LayerKV],
+    *,
+    block_size: int,
+    memory_bytes: int,
+    num_blocks: int | None = None,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int | None = None,
+) -> KVLayout:
+    """Return how `memory_bytes` are divided, such that one request of `max_model_len` tokens always fits.
+
+    `num_blocks` fixes the number of usable blocks instead (divided by need where there are several pools).
+    `max_num_batched_tokens` bounds what a windowed group holds during prefill; None: the whole context.
+    Raises `ConfigError` when one longest request does not fit.
+    """
+    groups, pools = _group_layers(layers, block_size)
+    step = max_num_batched_tokens or max_model_len
+    needs = [0] * len(pools)
+    for group in groups:
+        needs[group.pool] += peak_blocks(group.spec, group.block_size, max_model_len, step)
+    if num_blocks is not None:
+        sizes = [max(1, num_blocks * need // sum(needs)) for need in needs]
+        _check_fits(needs, sizes, pools, max_model_len, f"--num-gpu-blocks-override {num_blocks}")
+    else:
+        sizes = _divide(memory_bytes, needs, [pool.slot_bytes * pool.num_slots for pool in pools])
+        _check_fits(needs, sizes, pools, max_model_len, f"the KV memory of {_gib(memory_bytes)}")
+        most = [max(USEFUL_BLOCKS, CACHED_REQUESTS * max_num_seqs * need) for need in needs]
+        sizes = [min(size, limit) for size, limit in zip(sizes, most, strict=True)]
+    return KVLayout(
+        groups=groups,
+        pools=[
+            PoolLayout(size + NULL_BLOCKS, pool.slot_bytes, pool.num_slots)
+            for pool, size in zip(pools, sizes, strict=True)
+        ],
+        hash_block_size=math.gcd(*(group.block_size for group in groups)) or block_size,
+    )
+
+
+def _group_layers(layers: Sequence[LayerKV], block_size: int) -> tuple[list[GroupLayout], list[PoolLayout]]:
+    """Split layers into groups; those whose pages have equal bytes get equal layer counts and share a pool."""
+    by_bytes: dict[int, dict[KVSpec, list[int]]] = {}
+    for index, layer in enumerate(layers):
+        size = layer.spec.block_size or block_size
+        by_bytes.setdefault(layer.spec.token_bytes * size, {}).setdefault(layer.spec, []).append(index)
+    groups: list[GroupLayout] = []
+    pools: list[PoolLayout] = []
+    for page_bytes, specs in by_bytes.items():
+        slots = _slots([len(members) for members in specs.values()])
+        for spec, members in specs.items():
+            for at in range(0, len(members), slots):
+                groups.append(GroupLayout(spec, members[at : at + slots], spec.block_size or block_size, len(pools)))
+        pools.append(PoolLayout(0, page_bytes, slots))
+    return groups, pools
+
+
+def _slots(counts: Sequence[int]) -> int:
+    """Return the layers per group: the rarest spec's, unless all are so near that padding to the most is cheaper."""
+    return max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+
+
+def _divide(memory_bytes: int, needs: Sequence[int], block_bytes: Sequence[int]) -> list[int]:
+    """Give each pool blocks in proportion to what one longest request needs of it."""
+    usable = max(0, memory_bytes - NULL_BLOCKS * sum(block_bytes))
+    one_request = sum(need * size for need, size in zip(needs, block_bytes, strict=True))
+    return [need * usable // one_request for need in needs]
+
+
+def _check_fits(
+    needs: Sequence[int], sizes: Sequence[int], pools: Sequence[PoolLayout], max_model_len: int, have: str
+) -> None:
+    if all(size >= need for need, size in zip(needs, sizes, strict=True)):
+        return
+    block_bytes = [pool.slot_bytes * pool.num_slots for pool in pools]
+    wanted = sum((need + NULL_BLOCKS) * size for need, size in zip(needs, block_bytes, strict=True))
+    raise ConfigError(
+        f"one request of --max-model-len {max_model_len} tokens needs {sum(needs)} KV blocks ({_gib(wanted)}), "
+        f"but {have} gives {sum(sizes)}. Lower --max-model-len, or raise --kv-cache-memory-bytes, "
+        f"--gpu-memory-utilization or --num-gpu-blocks-override."
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.2f} MiB"

@@ -1,0 +1,313 @@
+"""Which blocks each request holds, per group: allocation, prefix hits, windows, and the wait for steps in flight.
+
+Knows tokens, positions and step numbers; knows no request, no budget and no policy.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from core.kv.layout import NULL_BLOCKS
+from core.kv.pool import BlockPool
+from core.kv.prefix import chain_root, extend_chain
+from core.kv.reach import first_needed, peak_blocks
+from core.kv_spec import FullAttention, KVLayout
+
+Appended = list[tuple[int, list[int]]]
+"""(group, block ids appended to its table), groups without any left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Tokens found in the prefix cache, and the blocks that hold what the next token reads of them."""
+
+    num_tokens: int = 0
+    blocks: Sequence[Sequence[int]] = ()
+    """Per group, in order, those from the first still needed on."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What one request holds. Made by `KVManager.open`, changed by the manager only."""
+
+    root: bytes
+    tables: list[list[int]]
+    """Block ids per group by position; 0 where the window has passed or nothing was needed."""
+    first: list[int]
+    """Per group, index of the first block still held."""
+    capacity: int = 0
+    """Tokens that have a place in every group."""
+    keys: list[bytes] = field(default_factory=list)
+    offered: int = 0
+    """Leading tokens whose blocks were offered to the prefix cache."""
+
+
+class KVManager:
+    """The KV cache of one worker (or of ranks that mirror each other), as the scheduler sees it.
+
+    Blocks given back while a step is in flight are reused only after the last step issued so far has
+    returned: the scheduler says `step_issued` and `step_returned`. Keys are offered to the prefix cache when
+    a block is planned with known tokens: steps run in order, and within a step a writer stands before readers.
+    """
+
+    def __init__(self, layout: KVLayout, *, prefix_caching: bool = True, identity: str = "") -> None:
+        self.layout: Final = layout
+        self.identity: Final = identity
+        self.prefix_caching: Final = prefix_caching and bool(layout.groups)
+        self._groups: Final = tuple(layout.groups)
+        self._pools: Final = tuple(
+            BlockPool(pool.num_blocks, [i for i, g in enumerate(layout.groups) if g.pool == index])
+            for index, pool in enumerate(layout.pools)
+        )
+        self._align: Final = math.lcm(*(g.block_size for g in layout.groups))
+        self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) is not FullAttention)
+        self._issued = 0
+        self._returned = 0
+        self._deferred: deque[tuple[int, int, list[int]]] = deque()  # (step, pool, blocks given back after it)
+
+    # --- what fits ---------------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks held by requests or by steps in flight, 0 to 1."""
+        total = sum(pool.num_blocks - NULL_BLOCKS for pool in self._pools)
+        return 1 - sum(pool.num_free for pool in self._pools) / total if total else 0.0
+
+    def fits_empty(self, num_tokens: int, max_step_tokens: int) -> bool:
+        """Say whether one sequence of `num_tokens` fits when nothing else is in the cache."""
+        return not self._short(self._whole(num_tokens, max_step_tokens))
+
+    def longest(self, most: int, max_step_tokens: int) -> int:
+        """Return the longest sequence up to `most` tokens that fits an empty cache."""
+        low = 0
+        while low < most:
+            middle = (low + most + 1) // 2
+            low, most = (middle, most) if self.fits_empty(middle, max_step_tokens) else (low, middle - 1)
+        return low
+
+    def will_fit(self, lease: Lease, start: int, end: int) -> bool:
+        """Say whether `extend` will succeed once the steps in flight have returned."""
+        wanted = [0] * len(self._pools)
+        for index, (_, fresh) in enumerate(self._missing(lease, start, end)):
+            wanted[self._groups[index].pool] += fresh
+        for _, pool, blocks in self._deferred:
+            refs = self._pools[pool].refs
+            wanted[pool] -= sum(refs[block] == 1 for block in blocks)
+        return all(pool.num_free >= want for pool, want in zip(self._pools, wanted, strict=True))
+
+    def _whole(self, num_tokens: int, max_step_tokens: int) -> list[int]:
+        wanted = [0] * len(self._pools)
+        for group in self._groups:
+            wanted[group.pool] += peak_blocks(group.spec, group.block_size, num_tokens, max_step_tokens)
+        return wanted
+
+    def _short(self, wanted: Sequence[int]) -> bool:
+        return any(w > p.num_blocks - NULL_BLOCKS for p, w in zip(self._pools, wanted, strict=True))
+
+    # --- a request's blocks ------------------------------------------------------------------------------
+
+    def open(self, salt: str = "", extras: Mapping[str, bytes] | None = None) -> Lease:
+        """Return an empty lease; `extras` are content hashes that the cached keys and values depend on."""
+        count = len(self._groups)
+        return Lease(chain_root(self.identity, salt, extras or {}), [[] for _ in range(count)], [0] * count)
+
+    def find(self, lease: Lease, tokens: Sequence[int], most: int) -> Hit:
+        """Return the longest prefix of at most `most` tokens that every group can serve; changes nothing held.
+
+        The fixpoint over groups: each in turn shortens the hit until all hold what the next token would read.
+        """
+        length = most - most % self._align
+        if not self.prefix_caching or not length:
+            return Hit()
+        self._hash(lease, tokens, length)
+        before = -1
+        while length and length != before:
+            before = length
+            for index in range(len(self._groups)):
+                length = self._longest_hit(index, lease.keys, length)
+        return Hit(length, [self._hit_blocks(i, lease.keys, length) for i in range(len(self._groups))])
+
+    def _longest_hit(self, index: int, keys: Sequence[bytes], length: int) -> int:
+        """Return the longest aligned prefix up to `length` whose needed blocks are all cached in one group."""
+        group, links = self._groups[index], self._links(index)
+        size, found = group.block_size, self._pools[group.pool].find(index)
+        block = length // size - 1
+        while block >= first_needed(group.spec, length) // size:
+            if keys[(block + 1) * links - 1] not in found:
+                # Every longer prefix whose window reaches this block fails too; what lies before is still open.
+                length = block * size // self._align * self._align
+                block = min(block, length // size)
+            block -= 1
+        return length
+
+    def _hit_blocks(self, index: int, keys: Sequence[bytes], length: int) -> list[int]:
+        group, links = self._groups[index], self._links(index)
+        found = self._pools[group.pool].find(index)
+        low = first_needed(group.spec, length) // group.block_size
+        return [found[keys[(b + 1) * links - 1]] for b in range(low, length // group.block_size)]
+
+    def _links(self, index: int) -> int:
+        return self._groups[index].block_size // self.layout.hash_block_size
+
+    def admit(self, lease: Lease, hit: Hit, start: int, end: int, reserve: int, max_step_tokens: int) -> bool:
+        """Take the blocks of `hit`, then room for the tokens start..end; False, and nothing taken, if short.
+
+        Room for `reserve` tokens, computed in steps of at most `max_step_tokens`, must be free though not all
+        of it is taken now: who starts should not soon have to stop again.
+        """
+        wanted = [0] * len(self._pools)
+        for index, group in enumerate(self._groups):
+            size, blocks = group.block_size, hit.blocks[index] if hit.blocks else ()
+            low = max(hit.num_tokens, first_needed(group.spec, start)) // size
+            most = peak_blocks(group.spec, size, reserve, max_step_tokens) - len(blocks)
+            fresh = max(-(-end // size) - low, min(-(-reserve // size) - low, most))
+            refs = self._pools[group.pool].refs
+            wanted[group.pool] += fresh + sum(not refs[block] for block in blocks)
+        if any(pool.num_free < want for pool, want in zip(self._pools, wanted, strict=True)):
+            return False
+        if hit.num_tokens:
+            for index, group in enumerate(self._groups):
+                blocks = hit.blocks[index]
+                self._pools[group.pool].touch(blocks)
+                lease.first[index] = hit.num_tokens // group.block_size - len(blocks)
+                lease.tables[index] = [0] * lease.first[index] + list(blocks)
+            lease.offered = hit.num_tokens
+        self.extend(lease, start, end)
+        return True
+
+    def extend(self, lease: Lease, start: int, end: int) -> Appended | None:
+        """Make room for the tokens start..end and return what was appended; None, and nothing taken, if short."""
+        missing = self._missing(lease, start, end)
+        wanted = [0] * len(self._pools)
+        for group, (_, fresh) in zip(self._groups, missing, strict=True):
+            wanted[group.pool] += fresh
+        for pool, want in zip(self._pools, wanted, strict=True):
+            if pool.num_free < want:
+                return None
+        appended: Appended = []
+        capacity = sys.maxsize
+        for index, (group, (nulls, fresh)) in enumerate(zip(self._groups, missing, strict=True)):
+            table = lease.tables[index]
+            if fresh or nulls:
+                if nulls:
+                    lease.first[index] = max(lease.first[index], len(table) + nulls)
+                blocks = [0] * nulls + self._pools[group.pool].take(fresh)
+                table += blocks
+                appended.append((index, blocks))
+            capacity = min(capacity, len(table) * group.block_size)
+        lease.capacity = capacity
+        return appended
+
+    def _missing(self, lease: Lease, start: int, end: int) -> list[tuple[int, int]]:
+        """Per group: entries to pad because no later token reads them, and blocks to take."""
+        missing = []
+        for group, table in zip(self._groups, lease.tables, strict=True):
+            have, want = len(table), -(-end // group.block_size)
+            if want <= have:
+                missing.append((0, 0))
+                continue
+            nulls = max(0, first_needed(group.spec, start) // group.block_size - have)
+            missing.append((nulls, want - have - nulls))
+        return missing
+
+    def trim(self, lease: Lease, position: int) -> None:
+        """Give back the blocks that no token from `position` on reads."""
+        for index in self._local:
+            group, table, low = self._groups[index], lease.tables[index], lease.first[index]
+            high = min(first_needed(group.spec, position) // group.block_size, len(table))
+            if high > low:
+                self._give(group.pool, [block for block in table[low:high] if block])
+                table[low:high] = [0] * (high - low)
+                lease.first[index] = high
+
+    def commit(self, lease: Lease, tokens: Sequence[int], end: int) -> None:
+        """Offer every full block below `end` to the prefix cache; its tokens are known and planned."""
+        smallest = self.layout.hash_block_size
+        if not self.prefix_caching or end - end % smallest <= lease.offered:
+            return
+        self._hash(lease, tokens, end)
+        keys = lease.keys
+        for index, group in enumerate(self._groups):
+            links, table, pool = self._links(index), lease.tables[index], self._pools[group.pool]
+            for block in range(lease.offered // group.block_size, end // group.block_size):
+                if table[block]:
+                    pool.remember(index, keys[(block + 1) * links - 1], table[block])
+        lease.offered = end - end % smallest
+
+    def _hash(self, lease: Lease, tokens: Sequence[int], end: int) -> None:
+        size = self.layout.hash_block_size
+        extend_chain(lease.keys, lease.root, tokens, size, end // size)
+
+    def close(self, lease: Lease, *, forget: bool = False) -> None:
+        """Give back everything; the lease is empty afterwards and may be used again. Safe to call twice.
+
+        `forget`: the contents cannot be trusted, so blocks nobody else holds can no longer be found.
+        """
+        for index, group in enumerate(self._groups):
+            pool = self._pools[group.pool]
+            blocks = [block for block in lease.tables[index][lease.first[index] :] if block]
+            if forget:
+                for block in blocks:
+                    if pool.refs[block] == 1:
+                        pool.forget(block)
+            self._give(group.pool, blocks)
+            lease.tables[index] = []
+            lease.first[index] = 0
+        lease.capacity = lease.offered = 0
+
+    # --- steps in flight ---------------------------------------------------------------------------------
+
+    def step_issued(self, step: int) -> None:
+        """A plan left; blocks given back from now on wait for it."""
+        self._issued = step
+
+    def step_returned(self, step: int) -> None:
+        """The result of `step` is in; blocks that waited for it are free."""
+        self._returned = step
+        while self._deferred and self._deferred[0][0] <= step:
+            _, pool, blocks = self._deferred.popleft()
+            self._pools[pool].give(blocks)
+
+    def _give(self, pool: int, blocks: list[int]) -> None:
+        if not blocks:
+            return
+        if self._issued > self._returned:
+            self._deferred.append((self._issued, pool, blocks))
+        else:
+            self._pools[pool].give(blocks)
+
+    # --- the prefix cache as a whole ---------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing forgotten, while blocks are in use."""
+        if any(pool.num_free != pool.num_blocks - NULL_BLOCKS for pool in self._pools):
+            return False
+        self.distrust_all()
+        return True
+
+    def distrust_all(self) -> None:
+        """Forget every cached prefix, in use or not: a step failed, and nobody knows what it wrote."""
+        for pool in self._pools:
+            pool.forget_all()
+
+    def check(self, leases: Iterable[Lease]) -> None:
+        """Assert that the blocks of exactly these leases, and of steps in flight, are referenced."""
+        expected = [[0] * pool.num_blocks for pool in self._pools]
+        for lease in leases:
+            for group, table, low in zip(self._groups, lease.tables, lease.first, strict=True):
+                assert not any(table[:low]), "a block outside the window is still held"
+                held = [block for block in table[low:] if block]
+                assert len(held) == len(table) - low, "a null block inside the window"
+                assert len(set(held)) == len(held), "a block stands twice in one table"
+                for block in held:
+                    expected[group.pool][block] += 1
+        for _, pool, blocks in self._deferred:
+            for block in blocks:
+                expected[pool][block] += 1
+        for pool_blocks, refs in zip(self._pools, expected, strict=True):
+            pool_blocks.check(refs)

@@ -1,0 +1,99 @@
+"""Blocks of one size: who is free, who is referenced, and which keep a prefix worth finding. Knows no request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from core.kv.layout import NULL_BLOCKS
+
+
+class BlockPool:
+    """Reference-counted blocks with least-recently-used reuse; every operation is O(1) per block.
+
+    A block whose count falls to zero keeps its prefix key and goes to the end of the free queue; it can be
+    found and revived until it is taken from the front. Block 0 is the null block: never taken, never counted.
+    """
+
+    __slots__ = ("_found", "_free", "_key", "_next_fresh", "num_blocks", "refs")
+
+    def __init__(self, num_blocks: int, groups: Iterable[int]) -> None:
+        self.num_blocks = num_blocks
+        self.refs = [0] * num_blocks
+        """Leases that hold each block."""
+        self._key: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._found: dict[int, dict[bytes, int]] = {group: {} for group in groups}
+        self._free: OrderedDict[int, None] = OrderedDict()
+        self._next_fresh = NULL_BLOCKS
+        """Blocks from here on were never used; they come before the queue."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken, cached ones included."""
+        return len(self._free) + self.num_blocks - self._next_fresh
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by a key."""
+        return sum(map(len, self._found.values()))
+
+    def take(self, count: int) -> list[int]:
+        """Return `count` blocks with one reference each; the caller has seen `num_free`. Forgets their old keys."""
+        fresh = min(count, self.num_blocks - self._next_fresh)
+        blocks = list(range(self._next_fresh, self._next_fresh + fresh))
+        self._next_fresh += fresh
+        for _ in range(count - fresh):
+            block, _ = self._free.popitem(last=False)
+            if self._key[block] is not None:
+                self.forget(block)
+            blocks.append(block)
+        for block in blocks:
+            self.refs[block] = 1
+        return blocks
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """Drop one reference each. Last block first: it is the one least likely to be shared again."""
+        refs, free = self.refs, self._free
+        for block in reversed(blocks):
+            refs[block] -= 1
+            if not refs[block]:
+                free[block] = None
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Add one reference each, reviving those that were free."""
+        refs, free = self.refs, self._free
+        for block in blocks:
+            if not refs[block]:
+                del free[block]
+            refs[block] += 1
+
+    def find(self, group: int) -> dict[bytes, int]:
+        """Return the map from key to block of one group; read it, never change it."""
+        return self._found[group]
+
+    def remember(self, group: int, key: bytes, block: int) -> None:
+        """Make `block` findable; where another block already has the key, that one stays the one found."""
+        if self._key[block] is None and self._found[group].setdefault(key, block) == block:
+            self._key[block] = (group, key)
+
+    def forget(self, block: int) -> None:
+        """Make `block` unfindable; does nothing if it already is."""
+        entry = self._key[block]
+        if entry is not None:
+            del self._found[entry[0]][entry[1]]
+            self._key[block] = None
+
+    def forget_all(self) -> None:
+        """Make every block unfindable."""
+        self._key = [None] * self.num_blocks
+        for found in self._found.values():
+            found.clear()
+
+    def check(self, expected_refs: Sequence[int]) -> None:
+        """Assert that counts are exactly `expected_refs`, and queue and maps agree with them."""
+        assert self.refs == list(expected_refs), "reference counts differ from the leases"
+        assert self.refs[0] == 0, "the null block was given out"
+        free = {b for b in range(NULL_BLOCKS, self._next_fresh) if not self.refs[b]}
+        assert free == set(self._free), "the free queue differs from the unreferenced blocks"
+        keyed = {(g, k): b for g, found in self._found.items() for k, b in found.items()}
+        assert keyed == {e: b for b, e in enumerate(self._key) if e is not None}, "keys and maps disagree"

@@ -1,0 +1,31 @@
+"""How far back a token reads, per spec: the one place that knows what the kinds of attention keep."""
+
+from __future__ import annotations
+
+from core.kv_spec import ChunkedLocal, KVSpec, SlidingWindow
+
+
+def first_needed(spec: KVSpec, position: int) -> int:
+    """Return the first position that a token at `position`, or any later one, still reads."""
+    if isinstance(spec, SlidingWindow):
+        return max(0, position - spec.window + 1)
+    if isinstance(spec, ChunkedLocal):
+        return position - position % spec.chunk
+    return 0
+
+
+def peak_blocks(spec: KVSpec, block_size: int, num_tokens: int, max_step_tokens: int) -> int:
+    """Return the most blocks one sequence of `num_tokens` holds at a time, computed in steps of a limited size.
+
+    A local spec holds what its first token of a step reads back to, and the step itself, wherever the block
+    boundaries fall.
+    """
+    whole = -(-num_tokens // block_size)
+    if isinstance(spec, SlidingWindow):
+        behind = spec.window - 1
+    elif isinstance(spec, ChunkedLocal):
+        behind = spec.chunk - 1
+    else:
+        return whole
+    span = behind + min(max_step_tokens, num_tokens)
+    return min(whole, (span + block_size - 2) // block_size + 1)

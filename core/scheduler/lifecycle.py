@@ -1,0 +1,156 @@
+"""Every request between `add` and its end, and what it holds. The only place that starts, stops and ends one.
+
+A request is a cancellation scope: whichever way it ends, queue place, row and blocks go back here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from core.contracts import SchedulingPolicy
+from core.errors import InvalidRequest, PluginError
+from core.kv import KVManager, Lease
+from core.scheduler.batch import Batch
+from core.scheduler.extensions import Extensions
+from core.scheduler.limits import QueueFull, SchedulerLimits
+from core.scheduler.queue import WaitingQueue
+from core.scheduler.request import Rank, Request, State
+from core.step import EngineRequest, RequestDelta
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events since they were last taken."""
+
+    cached_tokens: int = 0
+    queried_tokens: int = 0
+    preemptions: int = 0
+
+
+class Lifecycle:
+    """States of requests. Methods take any state they are documented for and leave nothing half done."""
+
+    def __init__(
+        self, limits: SchedulerLimits, kv: KVManager, policy: SchedulingPolicy | None, extensions: Extensions
+    ) -> None:
+        self.limits: Final = limits
+        self.kv: Final = kv
+        self.extensions: Final = extensions
+        self.queue: Final = WaitingQueue()
+        rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.batch: Final = Batch(rows, steady_allowed=not extensions.drafts)
+        self.live: Final[dict[str, Request]] = {}
+        self.parked: Final[dict[str, Request]] = {}
+        self.kept: Final[dict[str, tuple[Lease, int]]] = {}
+        """Blocks of ended requests that extensions still use, and how many of them do."""
+        self.failed: list[RequestDelta] = []
+        """Ends that came about while planning; the next update hands them out."""
+        self.counters = Counters()
+        self.num_preemptions = 0
+        self._policy = policy
+        self._arrivals = 0
+
+    def add(self, source: EngineRequest) -> Request:
+        """Queue a request. Raises `InvalidRequest` or `QueueFull`; nothing is kept of a refused one."""
+        if source.request_id in self.live or source.request_id in self.kept:
+            raise InvalidRequest("request_id", f"{source.request_id!r} is in use; choose another.")
+        self.limits.check(source, self.kv)
+        most = self.limits.max_waiting
+        if most is not None and len(self.queue) >= most:
+            raise QueueFull(f"{most} requests are waiting already (--max-waiting); send this one again later.")
+        request = Request(source, self._arrivals, self.limits.max_model_len, self.kv.open(source.cache_salt))
+        self._arrivals += 1
+        request.rank = self._rank(request)
+        self.live[request.request_id] = request
+        self.queue.add(request)
+        return request
+
+    def _rank(self, request: Request) -> Rank:
+        key = () if self._policy is None else self._policy.key(request.facts())
+        return key, request.arrival
+
+    def park(self, request: Request) -> None:
+        """Take a waiting request out of the queue until `wake`."""
+        self.queue.remove(request)
+        request.state = State.PARKED
+        self.parked[request.request_id] = request
+
+    def wake(self, request_id: str) -> None:
+        """Queue a parked request again; does nothing for any other."""
+        request = self.parked.pop(request_id, None)
+        if request is not None:
+            request.state = State.WAITING
+            self.queue.add(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take row and blocks from a running request; it waits to be computed again from its tokens."""
+        self.batch.leave(request)
+        self.kv.commit(request.lease, request.tokens, min(request.planned, len(request.tokens)))
+        self.kv.close(request.lease)
+        request.planned = 0
+        request.num_preemptions += 1
+        self.counters.preemptions += 1
+        self.num_preemptions += 1
+        request.state = State.WAITING
+        request.rank = self._rank(request)
+        self.queue.add(request)
+
+    def end(self, request: Request, *, forget: bool = False) -> None:
+        """End a live request in any state. `forget`: what it computed must not be found by others."""
+        if request.state is State.WAITING:
+            self.queue.remove(request)
+        elif request.state is State.PARKED:
+            del self.parked[request.request_id]
+        else:
+            self.batch.leave(request)
+        request.state = State.ENDED
+        del self.live[request.request_id]
+        if not forget:
+            self.kv.commit(request.lease, request.tokens, min(request.planned, len(request.tokens)))
+        try:
+            keepers = self.extensions.finished(request)
+        except PluginError:
+            self.kv.close(request.lease, forget=forget)
+            raise
+        if keepers:
+            self.kept[request.request_id] = (request.lease, keepers)
+        else:
+            self.kv.close(request.lease, forget=forget)
+
+    def fail(self, request: Request, message: str) -> RequestDelta:
+        """End a live request that failed alone."""
+        self.end(request, forget=True)
+        return RequestDelta(
+            request_id=request.request_id,
+            finish_reason="error",
+            error=message,
+            num_cached_tokens=request.num_cached,
+        )
+
+    def release(self, request_id: str) -> None:
+        """One extension no longer uses the blocks of an ended request; does nothing for any other."""
+        lease, keepers = self.kept.pop(request_id, (None, 0))
+        if lease is None:
+            return
+        if keepers > 1:
+            self.kept[request_id] = (lease, keepers - 1)
+        else:
+            self.kv.close(lease)
+
+    def check(self, ended_rows: list[int]) -> None:
+        """Assert that every request is in exactly one place and every lease has exactly one holder."""
+        batch = self.batch
+        holders = [*batch.cohort.members, *batch.running, *batch.draining]
+        assert len(self.live) == len(holders) + len(self.parked) + len(self.queue), "a request is in no or two places"
+        for request in self.live.values():
+            waiting = request.state in (State.WAITING, State.PARKED)
+            assert waiting == (request.row < 0), f"{request.request_id}: row and state disagree"
+            assert waiting <= (not any(request.lease.tables)), f"{request.request_id}: waits and holds blocks"
+            assert request.total <= request.limit, f"{request.request_id}: planned beyond its end"
+        for slot, member in enumerate(batch.cohort.members):
+            assert (member.state, member.slot) == (State.STEADY, slot)
+            assert batch.cohort.position(member) <= member.lease.capacity, f"{member.request_id}: no room"
+        assert [r.rank for r in batch.running] == sorted(r.rank for r in batch.running)
+        batch.rows.check([request.row for request in holders], ended_rows)
+        self.kv.check([*(r.lease for r in self.live.values()), *(lease for lease, _ in self.kept.values())])

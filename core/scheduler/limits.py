@@ -1,0 +1,74 @@
+"""The numbers a scheduler works within, and the refusal of requests that could never end within them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.errors import ConfigError, EngineError, InvalidRequest
+from core.kv import KVManager
+from core.step import EngineRequest
+
+
+class QueueFull(EngineError):
+    """The waiting queue is at its limit; the request may be sent again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What one step and one request may take."""
+
+    max_num_batched_tokens: int
+    """Token budget of one step; at most as many requests run, so each gets a token."""
+    max_num_seqs: int
+    """Rows of the batch."""
+    max_model_len: int
+    chunked_prefill: bool = True
+    """False: a prompt is computed in one step or not at all."""
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens of one request per step; 0: the budget."""
+    max_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} {getattr(self, name)} lets no request run; give at least 1.")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                f"--long-prefill-token-threshold {self.long_prefill_token_threshold} is negative; 0 switches it off."
+            )
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of one request in one step."""
+        budget, threshold = self.max_num_batched_tokens, self.long_prefill_token_threshold
+        return min(budget, threshold) if threshold and self.chunked_prefill else budget
+
+    def check(self, request: EngineRequest, kv: KVManager) -> None:
+        """Refuse a request that could not end even alone in an empty cache, naming the limit and the way out."""
+        prompt = len(request.prompt_token_ids)
+        known = prompt + len(request.output_token_ids)
+        length = min(prompt + request.max_tokens, self.max_model_len)
+        if not prompt:
+            raise InvalidRequest("prompt", "it has no tokens; give at least one.")
+        if known >= length:
+            raise InvalidRequest(
+                "prompt",
+                f"{known} tokens leave no room to generate: at most {length - 1} of the {self.max_model_len} tokens "
+                f"of context may be used. Shorten the prompt.",
+            )
+        if not self.chunked_prefill and known > self.max_num_batched_tokens:
+            raise InvalidRequest(
+                "prompt",
+                f"{known} tokens are more than the step budget of {self.max_num_batched_tokens}, and chunked prefill "
+                f"is off. Shorten the prompt, raise --max-num-batched-tokens or switch on --enable-chunked-prefill.",
+            )
+        # Keys and values of the last token are never needed.
+        if not kv.fits_empty(length - 1, self.max_step_tokens):
+            most = kv.longest(length - 1, self.max_step_tokens) + 1
+            raise InvalidRequest(
+                "max_tokens" if most > known else "prompt",
+                f"prompt and output of {length} tokens do not fit the KV cache, which holds {most}. "
+                f"Ask for at most {max(0, most - prompt)} output tokens, shorten the prompt, or give the engine "
+                f"more --kv-cache-memory-bytes.",
+            )

@@ -1,0 +1,222 @@
+"""Fills one step: who computes how many tokens, within budget, rows and blocks. Knows no result and no feature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from core.errors import PluginError
+from core.kv import Hit
+from core.kv.manager import Appended
+from core.scheduler.lifecycle import Lifecycle
+from core.scheduler.request import Request, State
+from core.step import NewRow, StepPlan
+
+
+@dataclass(slots=True)
+class Flight:
+    """What is remembered of a plan until its result is in; parallel to the plan's columns."""
+
+    step: int
+    requests: list[Request]
+    rows: list[int]
+    starts: list[int]
+    samples: list[int]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step being filled. The cohort's part is implied: one token for each member that stays in it."""
+
+    step: int
+    budget: int
+    entries: list[tuple[Request, int, int, bool]] = field(default_factory=list)
+    """(request, start, count, samples) of all who are not in the cohort."""
+    new: list[NewRow] = field(default_factory=list)
+    blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    short: bool = False
+    """Somebody got no block; nobody new may start."""
+    preempted_rows: set[int] = field(default_factory=set)
+
+
+class Planner:
+    """Makes plans. Running requests come first, then waiting ones; the lowest-ranked yields when blocks run out."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life: Final = life
+        self._limits: Final = life.limits
+        self._kv: Final = life.kv
+        self._batch: Final = life.batch
+        self._cohort: Final = life.batch.cohort
+        self._extensions: Final = life.extensions
+        self._max_step_tokens: Final = life.limits.max_step_tokens
+        self._ended: list[int] = []
+
+    @property
+    def ended_rows(self) -> list[int]:
+        """Rows the next plan will announce as ended."""
+        return self._ended
+
+    def plan(self) -> tuple[StepPlan, Flight] | None:
+        """Return the next step and what to remember of it; None if nothing can be computed now."""
+        self._ended = [*self._ended, *self._batch.rows.collect(self._batch.returned)]
+        draft = _Draft(self._batch.issued + 1, 0)
+        for request in self._cohort.due():
+            if request.state is State.STEADY:
+                self._attend(draft, request)
+        draft.budget = self._limits.max_num_batched_tokens - len(self._cohort)
+        for request in tuple(self._batch.running):
+            if request.state is State.RUNNING and draft.budget > 0:
+                self._continue(draft, request)
+        if not draft.short:
+            self._admit(draft)
+        if not draft.entries and not self._cohort:
+            return None
+        return self._emit(draft)
+
+    # --- running requests --------------------------------------------------------------------------------
+
+    def _attend(self, draft: _Draft, request: Request) -> None:
+        """A steady request has come to the end of its tokens or of its blocks."""
+        position, lease = self._cohort.position(request), request.lease
+        if position >= request.limit - 1:
+            self._batch.drain(request)
+            return
+        self._kv.commit(lease, request.tokens, min(position, len(request.tokens)))
+        self._kv.trim(lease, position)
+        if position >= lease.capacity:
+            appended = self._make_room(draft, request, position, position + 1)
+            if appended is None:
+                if request.state is State.STEADY:
+                    self._batch.stall(request)
+                return
+            draft.blocks += [(request.row, group, blocks) for group, blocks in appended]
+        self._cohort.call_at(request, min(lease.capacity, request.limit - 1))
+
+    def _continue(self, draft: _Draft, request: Request) -> None:
+        """Plan the next tokens of a running request that is not steady."""
+        if request.extra:
+            return  # where it goes on is known when the step in flight has returned
+        start = request.planned
+        count = min(request.total - start, draft.budget, self._max_step_tokens)
+        try:
+            extra = self._drafts(draft, request, start, count)
+        except PluginError as error:
+            self._life.failed.append(self._life.fail(request, str(error)))
+            return
+        self._kv.trim(request.lease, start)
+        appended = self._make_room(draft, request, start, start + count + extra)
+        if appended is not None:
+            draft.blocks += [(request.row, group, blocks) for group, blocks in appended]
+            self._enter(draft, request, start, count, extra)
+
+    def _drafts(self, draft: _Draft, request: Request, start: int, count: int) -> int:
+        """Return how many tokens beyond the known ones to compute, as far as every limit allows."""
+        if not self._extensions.drafts or start + count < len(request.tokens) or request.total > len(request.tokens):
+            return 0  # not at the end, or the end is not known yet
+        room = min(draft.budget, self._max_step_tokens) - count
+        return max(0, min(self._extensions.extra_tokens(request), room, request.limit - request.total - 1))
+
+    def _make_room(self, draft: _Draft, request: Request, start: int, end: int) -> Appended | None:
+        """Return the blocks appended for start..end, preempting lower-ranked requests; None: not in this step."""
+        while True:
+            appended = self._kv.extend(request.lease, start, end)
+            if appended is not None:
+                return appended
+            draft.short = True
+            if self._batch.draining or self._kv.will_fit(request.lease, start, end):
+                return None  # steps in flight will bring blocks; preempting more would be for nothing
+            victim = self._batch.lowest()
+            draft.preempted_rows.add(victim.row)
+            self._life.preempt(victim)
+            if victim is request:
+                return None
+
+    # --- waiting requests --------------------------------------------------------------------------------
+
+    def _admit(self, draft: _Draft) -> None:
+        while draft.budget > 0 and self._batch.rows.num_free:
+            request = self._life.queue.head
+            if request is None or request.last_step > self._batch.returned:
+                return  # a preempted one starts again when its results are in
+            try:
+                if not self._start(draft, request):
+                    return
+            except PluginError as error:
+                self._life.failed.append(self._life.fail(request, str(error)))
+
+    def _start(self, draft: _Draft, request: Request) -> bool:
+        """Start the head of the queue, or park it; False if it must wait where it is."""
+        if not self._extensions.may_start(request):
+            self._life.park(request)
+            return True
+        tokens, lease = request.tokens, request.lease
+        total = request.total = len(tokens)
+        hit = self._kv.find(lease, tokens, total - 1) if request.reads_cache else Hit()
+        start = min(hit.num_tokens + self._extensions.cached_tokens(request, hit.num_tokens), total - 1)
+        budget = self._limits.max_num_batched_tokens
+        count = min(total - start, draft.budget, self._max_step_tokens)
+        if not self._limits.chunked_prefill and start + count < total <= budget:
+            return False
+        if not self._kv.admit(lease, hit, start, start + count, total, self._max_step_tokens):
+            return False
+        if not request.started:
+            request.started = True
+            request.num_cached = min(start, request.prompt_len)
+            self._life.counters.cached_tokens += request.num_cached
+            self._life.counters.queried_tokens += total
+        self._life.queue.remove(request)
+        self._batch.enter(request)
+        source, tables = request.source, [list(table) for table in lease.tables]
+        draft.new.append(
+            NewRow(
+                request.row,
+                request.request_id,
+                list(tokens),
+                request.prompt_len,
+                source.sampling,
+                source.seed,
+                source.eos_token_ids,
+                tables,
+            )
+        )
+        self._enter(draft, request, start, count, 0)
+        return True
+
+    # --- the plan ----------------------------------------------------------------------------------------
+
+    def _enter(self, draft: _Draft, request: Request, start: int, count: int, extra: int) -> None:
+        """Write a request's part of the step into the draft and move its counts on, optimistically."""
+        end = request.planned = start + count
+        request.last_step = draft.step
+        samples = end == request.total
+        if samples:
+            request.total += 1
+            request.extra = extra
+        draft.entries.append((request, start, count + extra, samples))
+        draft.budget -= count + extra
+        self._kv.commit(request.lease, request.tokens, min(end, len(request.tokens)))
+
+    def _emit(self, draft: _Draft) -> tuple[StepPlan, Flight]:
+        """Turn the draft into a plan: the cohort first, then everyone else in order of rank."""
+        cohort, count = self._cohort, len(self._cohort)
+        requests, rows, starts = cohort.members.copy(), cohort.rows.copy(), cohort.starts()
+        counts, samples = [1] * count, list(range(count))
+        cohort.advance()
+        for request, start, num_tokens, sampled in draft.entries:
+            if sampled:
+                samples.append(len(rows))
+            requests.append(request)
+            rows.append(request.row)
+            starts.append(start)
+            counts.append(num_tokens)
+            self._batch.settle(request)
+        blocks = draft.blocks
+        if draft.preempted_rows:
+            blocks = [entry for entry in blocks if entry[0] not in draft.preempted_rows]
+        plan = StepPlan(draft.step, self._ended, draft.new, blocks, rows, starts, counts, samples)
+        self._ended = []
+        self._batch.issued = draft.step
+        self._kv.step_issued(draft.step)
+        self._extensions.planned(plan)
+        return plan, Flight(draft.step, requests, rows, starts, samples)

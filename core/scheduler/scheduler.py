@@ -1,0 +1,172 @@
+"""Token-budget scheduler. Knows requests, blocks and budget; knows no model, no device, no feature.
+
+A step plans tokens, not phases: prefill, chunks, decoding and checking drafts differ only in their counts.
+Planning is in `planning`, reading results in `results`, states of requests in `lifecycle`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from core.contracts import SchedulingPolicy
+from core.errors import EngineError
+from core.kv import KVManager
+from core.scheduler.extensions import Extensions
+from core.scheduler.lifecycle import Counters, Lifecycle
+from core.scheduler.limits import SchedulerLimits
+from core.scheduler.planning import Flight, Planner
+from core.scheduler.request import State
+from core.scheduler.results import ResultReader
+from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
+
+
+class Scheduler:
+    """Decides what every step computes. Single-threaded; plans and results go out and come in by step number."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KVManager,
+        *,
+        policy: SchedulingPolicy | None = None,
+        extensions: Sequence[Any] = (),
+        depth: int = 1,
+    ) -> None:
+        self.limits: Final = limits
+        self.kv: Final = kv
+        self.depth: Final = depth
+        """Plans that may be in flight at once."""
+        self.policy: Final = policy
+        self.num_schedules = 0
+        """Calls of `schedule`, those that planned nothing included; the journal tells steps apart by it."""
+        self.extension_names: Final[list[str]] = [extension.name for extension in extensions]
+        self._extensions: Final = Extensions(extensions)
+        self._life: Final = Lifecycle(limits, kv, policy, self._extensions)
+        self._planner: Final = Planner(self._life)
+        self._reader: Final = ResultReader(self._life)
+        self._flights: Final[deque[Flight]] = deque()
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue one sequence.
+
+        Raises `InvalidRequest`, naming the limit, if it could never end even in an empty cache, and
+        `QueueFull` if too many wait.
+        """
+        self._life.add(request)
+
+    def abort(self, request_id: str) -> RequestDelta | None:
+        """End a request in whatever state it is; None if it is unknown or has ended already."""
+        request = self._life.live.get(request_id)
+        if request is None:
+            return None
+        self._life.end(request)
+        return RequestDelta(request_id=request_id, finish_reason="abort", num_cached_tokens=request.num_cached)
+
+    def wake(self, request_id: str) -> None:
+        """Let a request start that an extension parked; it is asked again."""
+        self._life.wake(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Give back the blocks of an ended request that an extension kept."""
+        self._life.release(request_id)
+
+    # --- steps -------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Return the next step; None if nothing can be computed now or `depth` plans are in flight."""
+        self.num_schedules += 1
+        if len(self._flights) >= self.depth:
+            return None
+        planned = self._planner.plan()
+        if planned is None:
+            return None
+        plan, flight = planned
+        self._flights.append(flight)
+        return plan
+
+    def update(self, result: StepResult) -> list[RequestDelta]:
+        """Take the result of the oldest plan in flight and return what became known.
+
+        Raises `EngineError` if it is the result of another step: order is part of the contract.
+        """
+        if not self._flights or self._flights[0].step != result.step:
+            expected = f"that of step {self._flights[0].step}" if self._flights else "none"
+            raise EngineError(f"the result of step {result.step} came in, expected was {expected}.")
+        flight = self._flights.popleft()
+        self._life.batch.returned = flight.step
+        self.kv.step_returned(flight.step)
+        deltas = self._reader.read(flight, result)
+        if result.payloads:
+            self._extensions.result(result.payloads)
+        return [*self.take_failed(), *deltas] if self._life.failed else deltas
+
+    def fail_in_flight(self, message: str) -> list[RequestDelta]:
+        """A step failed as a whole: end every request that a plan in flight names; the others go on."""
+        requests = {r.request_id: r for flight in self._flights for r in flight.requests}
+        self._flights.clear()
+        self._life.batch.returned = self._life.batch.issued
+        self.kv.step_returned(self._life.batch.issued)
+        self.kv.distrust_all()
+        failed = [self._life.fail(r, message) for r in requests.values() if r.state is not State.ENDED]
+        return [*self.take_failed(), *failed]
+
+    def take_failed(self) -> list[RequestDelta]:
+        """Return, once, the requests that failed while planning (an extension raised); `update` includes them."""
+        failed, self._life.failed = self._life.failed, []
+        return failed
+
+    # --- state -------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether scheduling or a result can bring anything. Parked requests alone cannot."""
+        life = self._life
+        return bool(self._flights or life.failed or len(life.queue) or len(life.batch))
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._life.batch)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to start or to start again, parked ones included."""
+        return len(self._life.queue) + len(self._life.parked)
+
+    @property
+    def num_parked(self) -> int:
+        """Requests that an extension keeps waiting."""
+        return len(self._life.parked)
+
+    @property
+    def in_flight(self) -> int:
+        """Plans whose results are not in."""
+        return len(self._flights)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a running request lost its blocks, since the start."""
+        return self._life.num_preemptions
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks in use, 0 to 1."""
+        return self.kv.usage
+
+    def take_counters(self) -> Counters:
+        """Return what was counted since the last call."""
+        counters, self._life.counters = self._life.counters, Counters()
+        return counters
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing forgotten, while blocks are in use."""
+        return self.kv.reset_prefix_cache()
+
+    def check(self) -> None:
+        """Assert every invariant that holds between calls; for tests and journals."""
+        self._life.check(self._planner.ended_rows)
+        assert len(self._flights) <= self.depth, "more plans in flight than the depth"

@@ -1,0 +1,53 @@
+"""What every scheduling policy must hold to, whoever wrote it."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from core.contracts import QueuedRequest
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+
+def check_constructs_without_arguments(subject: Subject) -> None:
+    """The engine makes a policy from its class alone."""
+    _make(subject)
+
+
+def check_key_is_a_tuple_of_finite_numbers(subject: Subject) -> None:
+    """Keys are compared with each other, so nothing but numbers may stand in them, and no NaN."""
+    for request in _requests():
+        key = _make(subject).key(request)
+        assert isinstance(key, tuple), f"key({request}) returned {key!r}; return a tuple of numbers"
+        for number in key:
+            good = isinstance(number, (int, float)) and math.isfinite(number)
+            assert good, f"key({request}) holds {number!r}; every element must be a finite number"
+
+
+def check_keys_have_one_length(subject: Subject) -> None:
+    """A shorter key would rank before a longer one by accident."""
+    lengths = {len(_make(subject).key(request)) for request in _requests()}
+    assert len(lengths) == 1, f"keys have different lengths {sorted(lengths)}; return the same elements for all"
+
+
+def check_key_is_pure(subject: Subject) -> None:
+    """The same facts give the same key, in any order and however often asked; replay depends on it."""
+    policy, other = _make(subject), _make(subject)
+    requests = _requests()
+    first = [policy.key(request) for request in requests]
+    again = [policy.key(request) for request in reversed(requests)][::-1]
+    assert first == again, "asking twice gave another key; a policy must keep no state"
+    assert first == [other.key(request) for request in requests], "a second instance gave another key"
+
+
+def _make(subject: Subject) -> Any:
+    target: Any = subject.target
+    return target()
+
+
+def _requests() -> list[QueuedRequest]:
+    facts = product((-(2**31), 0, 3), (0.0, 1.5e9), (1, 131_072), (0, 7))
+    return [QueuedRequest(f"r{i}", *values) for i, values in enumerate(facts)]

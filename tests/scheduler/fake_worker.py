@@ -1,0 +1,334 @@
+"""A worker without a model: it "computes" each key-value as the hash of the token prefix it stands for.
+
+Reading back what a row sees therefore shows every wrong prefix hit, every block reused too early and every
+window cut too short. The next token is a function of the prefix alone, so outputs have an exact expectation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from core.errors import InvalidRequest
+from core.kv import KVManager, plan_layout
+from core.kv.reach import first_needed
+from core.kv_spec import ChunkedLocal, FullAttention, KVLayout, LayerKV, SlidingWindow
+from core.scheduler import Scheduler, SchedulerLimits
+from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
+from core.types import SamplingParams
+
+EOS = 0
+VOCAB = 23
+
+
+def next_token(prefix_hash: int) -> int:
+    return (prefix_hash >> 7) % VOCAB
+
+
+def prefix_hash(parent: int, token: int) -> int:
+    return hash((parent, token, 12345))
+
+
+def expected_output(request: EngineRequest, max_model_len: int, salt: str = "") -> list[int]:
+    """What the request generates alone, without cache, budget or neighbours."""
+    tokens = list(request.prompt_token_ids)
+    state = hash_of(salt)
+    for token in tokens:
+        state = prefix_hash(state, token)
+    limit = min(len(tokens) + request.max_tokens, max_model_len)
+    output: list[int] = []
+    while len(tokens) + len(output) < limit:
+        token = next_token(state)
+        output.append(token)
+        if token in request.eos_token_ids:
+            break
+        state = prefix_hash(state, token)
+    return output
+
+
+def hash_of(salt: str) -> int:
+    return sum(map(ord, salt)) * 7919 + 1
+
+
+@dataclass
+class Sequence:
+    request_id: str
+    tokens: list[int]
+    tables: list[list[int]]
+    root: int
+    hashes: list[int] = field(default_factory=list)
+
+    def hash_at(self, position: int) -> int:
+        while len(self.hashes) <= position:
+            parent = self.hashes[-1] if self.hashes else self.root
+            self.hashes.append(prefix_hash(parent, self.tokens[len(self.hashes)]))
+        return self.hashes[position]
+
+
+@dataclass
+class Submitted:
+    plan: StepPlan
+    sequences: list[Sequence]
+    tables: list[list[list[int]]]
+    touched: list[set[tuple[int, int]]]
+    """Per entry, the (pool, block) pairs it reads or writes."""
+
+
+class FakeWorker:
+    def __init__(self, layout: KVLayout, max_num_seqs: int, budget: int) -> None:
+        self.layout = layout
+        self.rows: list[Sequence | None] = [None] * max_num_seqs
+        self.budget = budget
+        self.salts: dict[str, str] = {}
+        self.fail: dict[str, str] = {}
+        self.contents: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self.queue: deque[Submitted] = deque()
+        self.last_step = 0
+        self.num_computed = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        assert plan.step == self.last_step + 1
+        self.last_step = plan.step
+        self._apply(plan)
+        assert sum(plan.counts) <= self.budget
+        assert all(count > 0 for count in plan.counts)
+        assert len(set(plan.rows)) == len(plan.rows) == len(plan.starts) == len(plan.counts)
+        sequences = [self._sequence(row) for row in plan.rows]
+        tables = [[list(table) for table in sequence.tables] for sequence in sequences]
+        touched, written = [], set()
+        for sequence, table, start, count in zip(sequences, tables, plan.starts, plan.counts, strict=True):
+            writes = self._blocks(table, start, start + count, lambda spec: start)
+            assert not writes & written, "two rows write one block in one step"
+            written |= writes
+            for earlier in self.queue:
+                for other, blocks in zip(earlier.sequences, earlier.touched, strict=True):
+                    if other is not sequence:
+                        assert not writes & blocks, "a block that a step in flight uses was given to another"
+            touched.append(self._blocks(table, start, start + count, lambda spec: first_needed(spec, start)))
+        self.queue.append(Submitted(plan, sequences, tables, touched))
+
+    def _apply(self, plan: StepPlan) -> None:
+        in_flight = {id(sequence) for earlier in self.queue for sequence in earlier.sequences}
+        for row in plan.ended:
+            assert id(self._sequence(row)) not in in_flight, "a row ended while a step in flight names it"
+            self.rows[row] = None
+        for new in plan.new:
+            assert self.rows[new.row] is None, "a row was given twice"
+            assert all(s is None or s.request_id != new.request_id for s in self.rows), "a request has two rows"
+            root = hash_of(self.salts.get(new.request_id, ""))
+            self.rows[new.row] = Sequence(new.request_id, list(new.token_ids), [list(b) for b in new.blocks], root)
+            assert new.row in plan.rows
+        for row, group, blocks in plan.blocks:
+            self._sequence(row).tables[group] += blocks
+
+    def _sequence(self, row: int) -> Sequence:
+        sequence = self.rows[row]
+        assert sequence is not None, "a plan names an empty row"
+        return sequence
+
+    def _blocks(self, table: list[list[int]], start: int, end: int, low: Any) -> set[tuple[int, int]]:
+        blocks = set()
+        for group, ids in zip(self.layout.groups, table, strict=True):
+            for block in ids[low(group.spec) // group.block_size : (end - 1) // group.block_size + 1]:
+                assert block, "the null block is read or written"
+                blocks.add((group.pool, block))
+        return blocks
+
+    def collect(self) -> StepResult:
+        item = self.queue.popleft()
+        plan = item.plan
+        tokens, errors = {}, {}
+        for i, sequence in enumerate(item.sequences):
+            start, end = plan.starts[i], plan.starts[i] + plan.counts[i]
+            self.num_computed += end - start
+            assert end <= len(sequence.tokens), "a token is computed before it is known"
+            self._write_and_read(sequence, item.tables[i], start, end)
+            if sequence.request_id in self.fail:
+                errors[plan.rows[i]] = self.fail[sequence.request_id]
+                tokens[i] = []
+            elif i in plan.samples:
+                assert end == len(sequence.tokens), "a row samples before the end of its tokens"
+                token = next_token(sequence.hash_at(end - 1))
+                sequence.tokens.append(token)
+                tokens[i] = [token]
+            else:
+                assert end < len(sequence.tokens), "a row at the end of its tokens does not sample"
+        rows = [plan.rows[i] for i in plan.samples]
+        return StepResult(plan.step, rows, [tokens[i] for i in plan.samples], errors=errors)
+
+    def _write_and_read(self, sequence: Sequence, tables: list[list[int]], start: int, end: int) -> None:
+        for index, group in enumerate(self.layout.groups):
+            size, table = group.block_size, tables[index]
+            for position in range(start, end):
+                cell = self.contents.setdefault((group.pool, table[position // size]), {})
+                cell[position % size] = (index, sequence.hash_at(position))
+            for position in range(first_needed(group.spec, start), end):
+                seen = self.contents[group.pool, table[position // size]].get(position % size)
+                assert seen == (index, sequence.hash_at(position)), f"{sequence.request_id} reads wrong keys"
+
+
+LAYERS = {
+    "full": [LayerKV("a", FullAttention(1, 8, "float32")), LayerKV("b", FullAttention(1, 8, "float32"))],
+    "hybrid": [
+        LayerKV("a", FullAttention(1, 8, "float32")),
+        LayerKV("b", SlidingWindow(1, 8, "float32", window=6)),
+        LayerKV("c", SlidingWindow(1, 8, "float32", window=6)),
+    ],
+    "three": [
+        LayerKV("a", FullAttention(1, 64, "float32")),
+        LayerKV("b", SlidingWindow(1, 32, "float32", window=7)),
+        LayerKV("c", ChunkedLocal(1, 16, "float32", chunk=8)),
+    ],
+    "sizes": [
+        LayerKV("a", FullAttention(1, 8, "float32", block_size=8)),
+        LayerKV("b", SlidingWindow(1, 16, "float32", block_size=4, window=5)),
+        LayerKV("c", ChunkedLocal(1, 16, "float32", block_size=4, chunk=12)),
+    ],
+    "windowed": [LayerKV("a", SlidingWindow(1, 8, "float32", window=5))],
+    "none": [],
+}
+
+
+def make_request(request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> EngineRequest:
+    sampling = fields.pop("sampling", None) or SamplingParams(max_tokens=max_tokens)
+    eos = fields.pop("eos_token_ids", (EOS,))
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        seed=0,
+        max_tokens=max_tokens,
+        eos_token_ids=eos,
+        **fields,
+    )
+
+
+class Engine:
+    """Scheduler and fake worker, stepped together and checked after every call."""
+
+    def __init__(
+        self,
+        layers: str = "full",
+        *,
+        block_size: int = 4,
+        num_blocks: int = 64,
+        budget: int = 16,
+        max_num_seqs: int = 4,
+        max_model_len: int = 64,
+        depth: int = 1,
+        prefix_caching: bool = True,
+        policy: Any = None,
+        extensions: Any = (),
+        needed_len: int | None = None,
+        **limits: Any,
+    ) -> None:
+        self.layout = plan_layout(
+            LAYERS[layers],
+            block_size=block_size,
+            memory_bytes=0,
+            num_blocks=num_blocks,
+            max_model_len=needed_len or 1,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+        )
+        self.kv = KVManager(self.layout, prefix_caching=prefix_caching, identity="fake")
+        self.limits = SchedulerLimits(budget, max_num_seqs, max_model_len, **limits)
+        self.scheduler = Scheduler(self.limits, self.kv, policy=policy, extensions=extensions, depth=depth)
+        self.worker = FakeWorker(self.layout, max_num_seqs, budget)
+        self.requests: dict[str, EngineRequest] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.finished: dict[str, RequestDelta] = {}
+        self.started: list[str] = []
+        self.plans: list[StepPlan] = []
+        self.journal: Any = None
+        self.clock = 0.0
+
+    def _note(self, kind: str, *data: Any) -> None:
+        if self.journal is not None:
+            self.clock += 1
+            getattr(self.journal, kind)(self.clock, *data)
+
+    def add(self, request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> bool:
+        """Queue a request; False if it was refused."""
+        request = make_request(request_id, prompt, max_tokens, **fields)
+        try:
+            self.scheduler.add(request)
+        except InvalidRequest:
+            self.scheduler.check()
+            return False
+        self._note("add", request)
+        self.worker.salts[request_id] = request.cache_salt
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        self.scheduler.check()
+        return True
+
+    def abort(self, request_id: str) -> RequestDelta | None:
+        delta = self.scheduler.abort(request_id)
+        self._note("abort", request_id)
+        if delta is not None:
+            self._take([delta])
+        self.scheduler.check()
+        return delta
+
+    def schedule(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        self.scheduler.check()
+        if plan is not None:
+            self._note("plan", plan)
+            self.plans.append(plan)
+            self.started += [new.request_id for new in plan.new]
+            self.worker.submit(plan)
+        return plan
+
+    def collect(self) -> None:
+        result = self.worker.collect()
+        deltas = self.scheduler.update(result)
+        self._note("result", result)
+        self._take(deltas)
+        self.scheduler.check()
+
+    def _take(self, deltas: list[RequestDelta]) -> None:
+        for delta in deltas:
+            assert delta.request_id not in self.finished, "a request spoke after its end"
+            self.outputs[delta.request_id] += delta.token_ids
+            if delta.finish_reason is not None:
+                self.finished[delta.request_id] = delta
+
+    def step(self) -> None:
+        while self.schedule() is not None:
+            pass
+        if self.worker.queue:
+            self.collect()
+
+    def run(self, most: int = 10_000) -> None:
+        """Step until nothing is left; fails if that takes too long or nothing moves."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "the engine does not come to an end"
+
+    def check_outputs(self) -> None:
+        """Every ended request has exactly the tokens it would have had alone; aborted ones a part of them."""
+        for request_id, delta in self.finished.items():
+            request = self.requests[request_id]
+            expected = expected_output(request, self.limits.max_model_len, request.cache_salt)
+            output = self.outputs[request_id]
+            if delta.finish_reason in ("abort", "error"):
+                assert output == expected[: len(output)]
+            else:
+                assert output == expected
+                assert delta.finish_reason == ("stop" if output[-1] in request.eos_token_ids else "length")
+
+    def check_idle(self) -> None:
+        """Nothing is held any more."""
+        assert self.scheduler.kv_usage == 0
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+
+
+def in_order(items: list[Any], *wanted: Any) -> bool:
+    """Say whether all wanted items stand in the list in this order (first occurrences)."""
+    return all(items.index(a) < items.index(b) for a, b in pairwise(wanted))
