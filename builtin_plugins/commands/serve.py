@@ -29,14 +29,19 @@ class Serve:
     def run(self, context: Any) -> int:
         """Serve; returns when the server has stopped."""
         registry = context.registry
-        make_server = registry.load(registry.choose("servers"))
-        make_groups = [registry.load(registered) for registered in registry.entries("routes")]
+        server = registry.choose("servers")
+        parts = [(registered, registry.load(registered)) for registered in (server, *registry.entries("routes"))]
         from core import AsyncLLM  # lazy: torch is slow to import, and what is missing is said before
 
         engine = AsyncLLM.from_config(context.config, registry)
         try:
-            groups: list[Any] = [make(engine, engine.config) for make in make_groups]
-            status: int = make_server(engine, engine.config, groups).run()
+            (_, make_server), *groups = parts
+            made = []
+            for registered, make in groups:
+                with registry.blame(registered):
+                    made.append(make(engine, engine.config))
+            with registry.blame(server):
+                status: int = make_server(engine, engine.config, made).run()
         finally:
             engine.shutdown()
         return status

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,12 +26,12 @@ from core.config.build import Given, Layer, assemble, given, layer_from_environm
 from core.config.env import CONFIG_FILE, read_environment
 from core.config.fields import FieldTable
 from core.config.files import ConfigFile, read_config_file
-from core.errors import ConfigError, EngineError, did_you_mean
+from core.errors import ConfigError, EngineError, PluginError, did_you_mean
 from core.plugin import load_plan, make_plan
 
 if TYPE_CHECKING:
     from core.contracts import Command
-    from core.plugin import Registry
+    from core.plugin import PluginPlan, Registry
 
 OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "config": ("core.cli.config_command:ConfigCommand", "print the effective configuration and where it came from"),
@@ -46,9 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except EngineError as error:
-        if logging.getLogger("core").isEnabledFor(logging.DEBUG):
+        debug = logging.getLogger("core").isEnabledFor(logging.DEBUG)
+        if debug:
             traceback.print_exc()
-        print(f"engine: error: {error}", file=sys.stderr)
+        hint = (
+            " (--debug shows the traceback.)"
+            if isinstance(error, PluginError) and error.__cause__ and not debug
+            else ""
+        )
+        print(f"engine: error: {error}{hint}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
@@ -93,16 +100,19 @@ def _run(argv: list[str]) -> int:
     if startup.command == "plugins":
         return _run_plain(_own(startup.command), startup, context)
     try:
-        command = _find_command(startup.command, context.registry)
-        table = FieldTable(context.registry.options())
+        registry = context.registry
+        setup_logging(context.config.observability.log_level, _packages(registry.plan))
+        command, blame = _find_command(startup.command, registry)
+        table = FieldTable(registry.options())
     except EngineError as error:
         if _help_wanted(startup.rest) is None:
             raise
         print(f"usage: engine {startup.command} [options]\n\nOnly this much help, because {error}")
         return 0
-    if not command.takes_engine_options:
-        return _run_plain(command, startup, context)
-    return _run_configured(command, startup, context, table, environment, file)
+    with blame:
+        if not command.takes_engine_options:
+            return _run_plain(command, startup, context)
+        return _run_configured(command, startup, context, table, environment, file)
 
 
 def _early_context(startup: Startup, environment: Mapping[str, str], file: ConfigFile | None) -> CommandContext:
@@ -164,20 +174,29 @@ def _run_configured(
     return command.run(CommandContext(args, config, provenance, table, context.registry))
 
 
-def _find_command(name: str, registry: Registry) -> Command:
+def _find_command(name: str, registry: Registry) -> tuple[Command, AbstractContextManager[object]]:
+    """Return a command, and the context in which what goes wrong is its plugin's fault."""
     if name in OWN_COMMANDS:
-        return _own(name)
+        return _own(name), nullcontext()
     known = [registered.entry.name for registered in registry.entries("commands")]
     if name not in known and (hint := did_you_mean(name, [*OWN_COMMANDS, *known])):
         raise ConfigError(f"unknown command {name!r}{hint}")
-    command: Command = registry.load(registry.choose("commands", name))()
-    return command
+    registered = registry.choose("commands", name)
+    blame = registry.blame(registered)
+    with blame:
+        command: Command = registry.load(registered)()
+    return command, blame
 
 
 def _own(name: str) -> Command:
     module, _, attribute = OWN_COMMANDS[name][0].partition(":")
     command: Command = getattr(importlib.import_module(module), attribute)()
     return command
+
+
+def _packages(plan: PluginPlan) -> set[str]:
+    """Return the top packages of the plugins, by whose names they log."""
+    return {f"engine_local_{ref.name}" if ref.is_file else ref.target.partition(".")[0] for ref in plan.plugins}
 
 
 def _help_wanted(argv: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from core.config.values import CommaList, ContextSize, Size
+from core.config.values import ContextSize, Size
 from core.errors import ConfigError
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -201,7 +201,7 @@ class ObservabilityConfig:
 class PluginsConfig:
     """Which plugins."""
 
-    plugins: CommaList = field(default_factory=list)
+    plugins: list[str] = field(default_factory=list)
     """Selection: NAME, "NAME>=1.2", +NAME, no:NAME, none, ./file.py, pkg.module."""
     plugins_lock: str | None = None
     """Lock file; any other set of plugins is refused."""

@@ -27,23 +27,15 @@ class Human:
     auto: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Commas:
-    """Marks a list whose items text may separate by commas (not those of a version range)."""
-
-
 Size = Annotated[int, Human()]
 """An int that flags and files may also write as 1k (1000), 1K (1024), 25.6k, 2M."""
 
 ContextSize = Annotated[int, Human(auto=True)]
 """A `Size` that may also be "auto", which is -1."""
 
-CommaList = Annotated[list[str], Commas()]
-
 _POWERS: Final[Mapping[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
 _INTEGER: Final = re.compile(r"[+-]?\d{1,40}")
 _HUMAN: Final = re.compile(r"(\d{1,40}(?:\.\d{1,40})?)([kKmMgGtT])")
-_COMMA: Final = re.compile(r",(?!\s*[<>=!~])")
 _SHOWN: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -63,7 +55,6 @@ class ValueType:
     mapping: bool = False
     optional: bool = False
     human: Human | None = None
-    commas: bool = False
 
     @classmethod
     def of(cls, hint: Any, name: str) -> ValueType:
@@ -81,7 +72,6 @@ class ValueType:
         elif origin is Annotated:
             self._add(args[0], whole, name)
             self.human = next((m for m in args[1:] if isinstance(m, Human)), self.human)
-            self.commas = any(isinstance(m, Commas) for m in args[1:])
         elif origin in (Union, types.UnionType):
             for arg in args:
                 self._add(arg, whole, name)
@@ -134,8 +124,6 @@ class ValueType:
 
     def _list(self, values: list[Any]) -> list[Any] | tuple[Any, ...]:
         assert self.items is not None
-        if self.commas:
-            values = [part.strip() for value in values for part in _COMMA.split(str(value)) if part.strip()]
         if self.length is not None and len(values) != self.length:
             raise BadValue(f"expected {self.length} values, not {len(values)}")
         converted = [self.items.convert(value) for value in values]

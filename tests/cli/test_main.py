@@ -24,13 +24,15 @@ class Shout:
     takes_engine_options = True
 
     def add_arguments(self, parser):
-        parser.add_argument("--fail", choices=["model", "interrupt"])
+        parser.add_argument("--fail", choices=["model", "interrupt", "badly"])
 
     def run(self, context):
         if context.args.fail == "model":
             raise ModelError("the model is gone: bring it back.")
         if context.args.fail == "interrupt":
             raise KeyboardInterrupt
+        if context.args.fail == "badly":
+            1 / 0
         print("!" * context.config.options["volume"])
         return 3
 
@@ -122,7 +124,9 @@ class TestErrors:
 
     def test_other_error_is_one_block_and_status_1(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([loud, "shout", "--fail", "model"]) == 1
-        assert capsys.readouterr().err == "engine: error: the model is gone: bring it back.\n"
+        error = capsys.readouterr().err
+        assert error.endswith("\nengine: error: the model is gone: bring it back.\n")
+        assert "Traceback" not in error
 
     def test_debug_adds_the_traceback(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([loud, "--debug", "shout", "--fail", "model"]) == 1
@@ -130,7 +134,15 @@ class TestErrors:
 
     def test_interrupt_is_130_without_traceback(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([loud, "shout", "--fail", "interrupt"]) == 130
-        assert capsys.readouterr().err == ""
+        assert "Traceback" not in capsys.readouterr().err
+
+    def test_plugin_that_raises_anything_else_is_blamed(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([loud, "shout", "--fail", "badly"]) == 1
+        error = capsys.readouterr().err
+        assert "plugin 'loud'" in error
+        assert "ZeroDivisionError" in error
+        assert error.endswith("(--debug shows the traceback.)\n")
+        assert "Traceback" not in error
 
     def test_foreign_core_is_refused_by_path(self, tmp_path: Path) -> None:
         own = Path(main.__code__.co_filename).parents[1]

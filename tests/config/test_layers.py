@@ -81,11 +81,11 @@ class TestKeywords:
 
     def test_plugins_are_known_before_their_options(self) -> None:
         assert plugins_from_kwargs({"plugins": ["none", "web"], "port": 1}) == (["none", "web"], None)
-        assert plugins_from_kwargs({"plugins": "none,web>=1,<2"}) == (["none", "web>=1,<2"], None)
+        assert plugins_from_kwargs({"plugins": "none,web>=1,<2"}) == (["none,web>=1,<2"], None)
 
     def test_environment_selects_plugins_where_no_keyword_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ENGINE_PLUGINS", "none,web")
-        assert plugins_from_kwargs({}) == (["none", "web"], None)
+        assert plugins_from_kwargs({}) == (["none,web"], None)
         assert plugins_from_kwargs({"plugins": ["other"]}) == (["other"], None)
 
 
@@ -124,10 +124,10 @@ class TestClashes:
 
 FILES = {
     "flat.toml": 'max-model-len = "1k"\nport = 9\nplugins = ["none", "web"]\n[hf_overrides]\nrope_theta = 1e6\n',
-    "tables.toml": '[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = 1e6}\n[plugins]\nplugins = "none,web"\n[web]\nport = 9\n',
-    "options.toml": '[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = 1e6}\n[plugins]\nplugins = "none,web"\n[options]\nport = 9\n',
+    "tables.toml": '[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = 1e6}\n[plugins]\nplugins = ["none", "web"]\n[web]\nport = 9\n',
+    "options.toml": '[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = 1e6}\n[plugins]\nplugins = ["none", "web"]\n[options]\nport = 9\n',
     "flat.yaml": "max-model-len: 1k\nport: 9\nplugins: [none, web]\nhf_overrides:\n  rope_theta: 1000000.0\n",
-    "tables.yml": "model:\n  max_model_len: 1000\n  hf_overrides: {rope_theta: 1000000.0}\nplugins:\n  plugins: none,web\nweb: {port: 9}\n",
+    "tables.yml": "model:\n  max_model_len: 1000\n  hf_overrides: {rope_theta: 1000000.0}\nplugins:\n  plugins: [none, web]\nweb: {port: 9}\n",
 }
 
 
