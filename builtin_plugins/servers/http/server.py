@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -88,6 +89,9 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle SIGINT and SIGTERM here; unlike uvicorn, do not raise them again after a clean end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may take signals; whoever runs us elsewhere ends us otherwise
+            return
         previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
