@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from builtin_plugins.servers.http.app import EngineApp
 from builtin_plugins.servers.http.server import HttpServer
-from core.api import ConfigError
+from core.api import ConfigError, EngineError
 from core.config import EngineConfig
 from core.testing.echo_engine import EchoEngine
 
@@ -122,6 +122,20 @@ def test_dead_engine_is_unavailable(api):
     api.engine.dead = True
     reply = api.get("/health")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
+
+
+class Full(EngineError):
+    retry_after_s = 1
+
+
+def test_full_queue_asks_to_come_again(api, monkeypatch):
+    def generate(*args, **kwargs):
+        raise Full("500 requests wait already")
+
+    monkeypatch.setattr(api.engine, "generate", generate)
+    reply = api.complete("a")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert reply.json()["error"]["code"] == "overloaded"
 
 
 def test_request_ids_come_back_when_asked(make_api):

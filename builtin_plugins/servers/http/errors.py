@@ -11,7 +11,7 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from core.api import EngineDead, InvalidRequest, RequestFailed
+from core.api import EngineDead, EngineError, InvalidRequest, RequestFailed
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,20 @@ def describe(error: BaseException) -> ErrorAnswer:
         return ErrorAnswer(500, str(error), "server_error", code="request_failed")
     if isinstance(error, EngineDead):
         return ErrorAnswer(503, str(error), "server_error", code="engine_dead")
+    if isinstance(error, EngineError):
+        return _from_engine(error)
     if isinstance(error, TimeoutError):
         return ErrorAnswer(504, "the request took too long inside the server.", "server_error", code="timeout")
     log.error("a request failed in a way nobody foresaw", exc_info=error)
     return ErrorAnswer(500, "internal error; the server's log says more.", "server_error", code="internal_error")
+
+
+def _from_engine(error: EngineError) -> ErrorAnswer:
+    """An engine error whose `retry_after_s` is set (a full queue) may be tried again; others are faults."""
+    wait_s = getattr(error, "retry_after_s", None)
+    if wait_s is None:
+        return ErrorAnswer(500, str(error), "server_error", code="engine_error")
+    return ErrorAnswer(503, str(error), "server_error", None, "overloaded", {"Retry-After": str(wait_s)})
 
 
 def _from_http(status: int, detail: Any, headers: Mapping[str, str]) -> ErrorAnswer:
