@@ -26,6 +26,8 @@ SAMPLING = {
     "repetition_penalty": float,
 }
 """Sampling parameters that are flags of the command; `--seed` is the engine's, from which requests get theirs."""
+MAX_TOKENS = 256
+"""Enough for an answer to read, and an end for models that never stop."""
 
 
 @hookimpl
@@ -51,18 +53,23 @@ class Generate:
         )
         parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end of sequence")
         for name, kind in SAMPLING.items():
-            parser.add_argument("--" + name.replace("_", "-"), type=kind, help="sampling parameter of each prompt")
+            default = MAX_TOKENS if name == "max_tokens" else None
+            text = "sampling parameter of every prompt; default: " + (
+                "the model's" if default is None else str(default)
+            )
+            parser.add_argument("--" + name.replace("_", "-"), type=kind, default=default, metavar="N", help=text)
         parser.add_argument("--json", action="store_true", help="print one JSON object per prompt, when it is done")
         parser.add_argument("--no-stream", action="store_true", help="print each text when it is done")
 
     def run(self, context: Any) -> int:
         """Generate; 1 when a request failed."""
+        wanted = {name: getattr(context.args, name) for name in (*SAMPLING, "stop", "ignore_eos")}
+        chosen = {name: value for name, value in wanted.items() if value is not None}
+        SamplingParams(**chosen)  # said now what is wrong with them, not after the model has been loaded
         prompts = context.args.prompt or [_read_prompt()]
-        from core import LLM  # lazy: torch is slow to import, and prompts are checked before
+        from core import LLM  # lazy: torch is slow to import, and what can be checked without it has been
 
         with LLM.from_config(context.config, context.registry) as llm:
-            wanted = {name: getattr(context.args, name) for name in (*SAMPLING, "stop", "ignore_eos")}
-            chosen = {name: value for name, value in wanted.items() if value is not None}
             sampling = llm.get_default_sampling_params().clone(**chosen)
             if context.args.json or context.args.no_stream or len(prompts) > 1:
                 outputs = llm.generate(prompts, sampling, use_tqdm=False)

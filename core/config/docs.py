@@ -19,17 +19,12 @@ def section_docs() -> dict[str, str]:
         node = classes[kind.__name__]
         docs[f"[{section}]"] = ast.get_docstring(node) or ""
         for statement, following in zip(node.body, node.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                docs[statement.target.id] = _text(following)
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    docs[name] = inspect.cleandoc(text).replace("\n", " ")
     return docs
 
 
 def field_doc(found: Field, docs: Mapping[str, str]) -> str:
     """Return one field's text."""
     return found.help if found.help is not None else docs.get(found.name, "")
-
-
-def _text(node: ast.stmt) -> str:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return inspect.cleandoc(node.value.value).replace("\n", " ")
-    return ""

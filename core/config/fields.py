@@ -98,12 +98,12 @@ class FieldTable:
             raise ConfigError(f"plugin {plugin!r}: default of option {option.name!r}: {error}") from error
         self.by_name[option.name] = Field(option.name, OPTIONS, plugin, kind, default, option.help, option.refuse)
 
-    def find(self, spelt: str, where: str = "") -> Field:
+    def find(self, spelt: str) -> Field:
         """Return the field of this name, dashes allowed. Raises `ConfigError` with the nearest one."""
         found = self.by_name.get(spelt.replace("-", "_"))
         if found is None:
             hint = did_you_mean(spelt.replace("-", "_"), self.by_name)
-            raise ConfigError(f"{where}unknown option {spelt!r}{hint or '; `engine config` lists all there are'}")
+            raise ConfigError(f"unknown option {spelt!r}{hint or '; `engine config` lists all there are'}")
         return found
 
     def groups(self) -> dict[str, list[Field]]:

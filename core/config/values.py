@@ -167,8 +167,6 @@ class ValueType:
                 return value
         if type(value) is int and float in self.scalars:
             return float(value)
-        if type(value) is int and self.items is not None:
-            return self._list([value])
         raise BadValue(f"expected {self.expected}")
 
 
