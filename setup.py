@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -27,16 +27,19 @@ class BuildWithKernels(build_py):
             self.warn(f"C++ kernels left out of this build: {failure}")
 
 
+class WithLibrary(Distribution):
+    """Says that there is machine code, so that the wheel is not called a pure one."""
+
+    def has_ext_modules(self) -> bool:
+        return KERNELS["find_compiler"]() is not None
+
+
 class PlatformWheel(bdist_wheel):
     """A wheel with the library fits one platform, but any Python."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = KERNELS["find_compiler"]() is None
-
     def get_tag(self) -> tuple[str, str, str]:
-        python, abi, platform = super().get_tag()
-        return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
+        tag = super().get_tag()
+        return tag if self.root_is_pure else ("py3", "none", tag[2])
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+setup(distclass=WithLibrary, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
