@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import typing
 from typing import TYPE_CHECKING, Any
 
 from core.api import ConfigError, Entry, SamplingParams, hookimpl
@@ -14,17 +15,17 @@ if TYPE_CHECKING:
     from core import LLM
     from core.api import RequestOutput
 
-SAMPLING = {
-    "max_tokens": int,
-    "min_tokens": int,
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "repetition_penalty": float,
-}
+SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 """Sampling parameters that are flags of the command; `--seed` is the engine's, from which requests get theirs."""
 MAX_TOKENS = 256
 """Enough for an answer to read, and an end for models that never stop."""
@@ -52,12 +53,13 @@ class Generate:
             "--stop", action="append", metavar="TEXT", help="text that ends the output; may be repeated"
         )
         parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end of sequence")
-        for name, kind in SAMPLING.items():
-            default = MAX_TOKENS if name == "max_tokens" else None
-            text = "sampling parameter of every prompt; default: " + (
-                "the model's" if default is None else str(default)
-            )
-            parser.add_argument("--" + name.replace("_", "-"), type=kind, default=default, metavar="N", help=text)
+        hints = typing.get_type_hints(SamplingParams, include_extras=True)
+        for name in SAMPLING:
+            hint, bound = typing.get_args(hints[name])
+            kind, shown = (float, "FLOAT") if hint is float else (int, "INT")
+            default, note = (MAX_TOKENS, f" (default: {MAX_TOKENS})") if name == "max_tokens" else (None, "")
+            flag = "--" + name.replace("_", "-")
+            parser.add_argument(flag, type=kind, default=default, metavar=shown, help=bound.doc + note)
         parser.add_argument("--json", action="store_true", help="print one JSON object per prompt, when it is done")
         parser.add_argument("--no-stream", action="store_true", help="print each text when it is done")
 
