@@ -47,22 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except EngineError as error:
-        debug = logging.getLogger("core").isEnabledFor(logging.DEBUG)
-        if debug:
-            traceback.print_exc()
-        hint = (
-            " (--debug shows the traceback.)"
-            if isinstance(error, PluginError) and error.__cause__ and not debug
-            else ""
-        )
-        print(f"engine: error: {error}{hint}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return _report(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has left; point stdout elsewhere so that the interpreter's last flush is quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _reader_has_left()
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 0
 
@@ -82,6 +71,25 @@ def refuse_foreign_core(path: Sequence[str], own: Path) -> None:
                     f"{found} shadows the engine's own package `core` ({own}). Rename it, start from another folder, "
                     "or take its folder out of PYTHONPATH."
                 )
+
+
+def _report(error: EngineError) -> int:
+    """Print an error as one block and return the exit status."""
+    if isinstance(error.__cause__, BrokenPipeError):
+        return _reader_has_left()
+    hint = ""
+    if logging.getLogger("core").isEnabledFor(logging.DEBUG):
+        traceback.print_exception(error)
+    elif isinstance(error, PluginError) and error.__cause__ is not None:
+        hint = " (--debug shows the traceback.)"
+    print(f"engine: error: {error}{hint}", file=sys.stderr)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def _reader_has_left() -> int:
+    """Point stdout elsewhere once its reader (head, less) has gone, so that the interpreter's last flush is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _run(argv: list[str]) -> int:
@@ -223,3 +231,7 @@ def _print_overview(context: CommandContext) -> int:
         print(f"  {name:<12} {rows[name]}")
     print(f"{trouble}\n`engine COMMAND --help` shows a command's options, `engine --version` the version.")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -144,6 +144,16 @@ class TestErrors:
         assert error.endswith("(--debug shows the traceback.)\n")
         assert "Traceback" not in error
 
+    def test_reader_that_leaves_is_no_error(self, loud: str) -> None:
+        command = [sys.executable, "-m", "core.cli.main", loud, "shout", "--log-level", "error", "--volume", "1000000"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.read(1)
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 1
+
     def test_foreign_core_is_refused_by_path(self, tmp_path: Path) -> None:
         own = Path(main.__code__.co_filename).parents[1]
         (tmp_path / "core").mkdir()
