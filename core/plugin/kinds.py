@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class Kind:
     """What one entry is called in messages."""
     contract: str
     """Name in `core.contracts`."""
+    use: Literal["best", "best per op", "named", "all"]
+    """Which entries run: the best that fits, the best of each op, the one asked for by name, or all."""
     opt_in_third_party: bool = False
     """True: a third party's entries count only when the user named the plugin."""
 
@@ -30,21 +32,21 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
-            Kind("platforms", "platform", "Platform"),
-            Kind("executors", "executor", "Executor"),
-            Kind("models", "model architecture", "Architecture"),
-            Kind("weight_loaders", "weight loader", "WeightLoader"),
-            Kind("quant_methods", "quantization method", "QuantMethod"),
-            Kind("attention_backends", "attention backend", "AttentionBackend"),
-            Kind("op_impls", "op implementation", "OpImplementation"),
-            Kind("logits_processors", "logits processor", "LogitsProcessor"),
-            Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy"),
-            Kind("tokenizers", "tokenizer", "Tokenizer"),
-            Kind("chat_renderers", "chat renderer", "ChatRenderer"),
-            Kind("servers", "server", "Server"),
-            Kind("routes", "route group", "RouteGroup", opt_in_third_party=True),
-            Kind("metric_sinks", "metric sink", "MetricSink"),
-            Kind("commands", "command", "Command"),
+            Kind("platforms", "platform", "Platform", "best"),
+            Kind("executors", "executor", "Executor", "named"),
+            Kind("models", "model architecture", "Architecture", "named"),
+            Kind("weight_loaders", "weight loader", "WeightLoader", "named"),
+            Kind("quant_methods", "quantization method", "QuantMethod", "named"),
+            Kind("attention_backends", "attention backend", "AttentionBackend", "best"),
+            Kind("op_impls", "op implementation", "OpImplementation", "best per op"),
+            Kind("logits_processors", "logits processor", "LogitsProcessor", "all"),
+            Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy", "named"),
+            Kind("tokenizers", "tokenizer", "Tokenizer", "named"),
+            Kind("chat_renderers", "chat renderer", "ChatRenderer", "best"),
+            Kind("servers", "server", "Server", "best"),
+            Kind("routes", "route group", "RouteGroup", "all", opt_in_third_party=True),
+            Kind("metric_sinks", "metric sink", "MetricSink", "all"),
+            Kind("commands", "command", "Command", "named"),
         )
     }
 )

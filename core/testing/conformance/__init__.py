@@ -1,0 +1,133 @@
+"""What every entry of a kind must keep, as checks that a plugin's author and our own tests run alike.
+
+Each kind has a module here with functions `check_<statement>(subject)` that raise AssertionError with a text that
+says what to change; the checks in `contract` hold for all kinds. Needs no pytest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from core.errors import EngineError
+from core.plugin import KINDS, load_plan, make_plan
+
+if TYPE_CHECKING:
+    from core.plugin import Registered, Registry
+    from core.plugin.entry import Entry
+
+Check = Callable[["Subject"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An entry under test."""
+
+    kind: str
+    entry: Entry
+    target: Any
+    """What the entry stands for, imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The outcome of one check."""
+
+    subject: str
+    """`kind:name`, or the plugin's name for checks of the plugin as a whole."""
+    check: str
+    """The statement, as words."""
+    error: str | None = None
+    """What is wrong; None when the check passed."""
+
+    @property
+    def passed(self) -> bool:
+        """Say whether nothing is wrong."""
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One check of one entry, ready to be called: a test parameter."""
+
+    subject: Subject
+    check: Check
+
+    def __call__(self) -> None:
+        self.check(self.subject)
+
+    def __str__(self) -> str:
+        return f"{self.subject.kind}:{self.subject.entry.name}-{_statement(self.check)}"
+
+
+def checks(kind: str) -> list[Check]:
+    """Return the checks of a kind, those for all kinds first."""
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in ("contract", kind)]
+    return [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if name.startswith("check_") and inspect.isfunction(value)
+    ]
+
+
+def cases(*selection: str) -> list[Case]:
+    """Return every check of every entry of the selected plugins, loaded alone: `cases("./my_plugin.py")`."""
+    registry = load_plan(make_plan(["none", *selection]))
+    return [
+        Case(subject, check)
+        for registered in entries_of_named_plugins(registry)
+        for subject in [Subject(registered.kind, registered.entry, registry.load(registered))]
+        for check in checks(subject.kind)
+    ]
+
+
+def run(subject: Subject) -> list[CheckResult]:
+    """Run every check of the subject's kind; none of them stops the others."""
+    return [_run(Case(subject, check)) for check in checks(subject.kind)]
+
+
+def check_plugin(name: str) -> Iterator[CheckResult]:
+    """Load a plugin alone (by name, file or module) and yield the outcome of every check of it, static ones first."""
+    had_torch = "torch" in sys.modules
+    try:
+        registry = load_plan(make_plan(["none", name]))
+    except EngineError as error:
+        yield CheckResult(name, "loads", str(error))
+        return
+    yield CheckResult(name, "loads")
+    heavy = "torch" in sys.modules and not had_torch
+    advice = "its module imports torch, which every process then waits for; import it in the target's module"
+    yield CheckResult(name, "imports nothing heavy", advice if heavy else None)
+    for registered in entries_of_named_plugins(registry):
+        try:
+            target = registry.load(registered)
+        except EngineError as error:
+            yield CheckResult(registered.label, "target can be imported", str(error))
+        else:
+            yield from run(Subject(registered.kind, registered.entry, target))
+
+
+def entries_of_named_plugins(registry: Registry) -> list[Registered]:
+    """Return the entries of plugins that were selected by name."""
+    return [r for kind in KINDS for r in registry.entries(kind) if r.plugin.named]
+
+
+def _run(case: Case) -> CheckResult:
+    label, statement = f"{case.subject.kind}:{case.subject.entry.name}", _statement(case.check)
+    try:
+        case()
+    except AssertionError as error:
+        return CheckResult(label, statement, str(error))
+    except Exception as error:  # noqa: BLE001 - the code under test may raise anything; it becomes the check's outcome
+        return CheckResult(label, statement, f"raised {type(error).__name__}: {error}")
+    return CheckResult(label, statement)
+
+
+def _statement(check: Check) -> str:
+    name: str = getattr(check, "__name__", "check")
+    return name.removeprefix("check_").replace("_", " ")
