@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Final
 
 from core.kv.layout import NULL_BLOCKS
@@ -64,7 +65,9 @@ class KVManager:
             BlockPool(pool.num_blocks, [i for i, g in enumerate(layout.groups) if g.pool == index])
             for index, pool in enumerate(layout.pools)
         )
-        self._align: Final = math.lcm(*(g.block_size for g in layout.groups))
+        self._pool_of: Final = tuple(self._pools[g.pool] for g in layout.groups)
+        self._sizes: Final = tuple(g.block_size for g in layout.groups)
+        self._align: Final = math.lcm(*self._sizes)
         self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) is not FullAttention)
         self._issued = 0
         self._returned = 0
@@ -77,6 +80,11 @@ class KVManager:
         """Share of blocks held by requests or by steps in flight, 0 to 1."""
         total = sum(pool.num_blocks - NULL_BLOCKS for pool in self._pools)
         return 1 - sum(pool.num_free for pool in self._pools) / total if total else 0.0
+
+    @property
+    def is_plentiful(self) -> bool:
+        """Say whether a quarter of every pool is free, so that nobody misses a block taken a little early."""
+        return all(4 * pool.num_free >= pool.num_blocks for pool in self._pools)
 
     def fits_empty(self, num_tokens: int, max_step_tokens: int) -> bool:
         """Say whether one sequence of `num_tokens` fits when nothing else is in the cache."""
@@ -92,13 +100,11 @@ class KVManager:
 
     def will_fit(self, lease: Lease, start: int, end: int) -> bool:
         """Say whether `extend` will succeed once the steps in flight have returned."""
-        wanted = [0] * len(self._pools)
-        for index, (_, fresh) in enumerate(self._missing(lease, start, end)):
-            wanted[self._groups[index].pool] += fresh
+        wanted = self._per_pool(self._missing(lease, start, end))
         for _, pool, blocks in self._deferred:
             refs = self._pools[pool].refs
             wanted[pool] -= sum(refs[block] == 1 for block in blocks)
-        return all(pool.num_free >= want for pool, want in zip(self._pools, wanted, strict=True))
+        return self._enough(wanted)
 
     def _whole(self, num_tokens: int, max_step_tokens: int) -> list[int]:
         wanted = [0] * len(self._pools)
@@ -135,7 +141,7 @@ class KVManager:
     def _longest_hit(self, index: int, keys: Sequence[bytes], length: int) -> int:
         """Return the longest aligned prefix up to `length` whose needed blocks are all cached in one group."""
         group, links = self._groups[index], self._links(index)
-        size, found = group.block_size, self._pools[group.pool].find(index)
+        size, found = group.block_size, self._pool_of[index].find(index)
         block = length // size - 1
         while block >= first_needed(group.spec, length) // size:
             if keys[(block + 1) * links - 1] not in found:
@@ -147,7 +153,7 @@ class KVManager:
 
     def _hit_blocks(self, index: int, keys: Sequence[bytes], length: int) -> list[int]:
         group, links = self._groups[index], self._links(index)
-        found = self._pools[group.pool].find(index)
+        found = self._pool_of[index].find(index)
         low = first_needed(group.spec, length) // group.block_size
         return [found[keys[(b + 1) * links - 1]] for b in range(low, length // group.block_size)]
 
@@ -166,14 +172,14 @@ class KVManager:
             low = max(hit.num_tokens, first_needed(group.spec, start)) // size
             most = peak_blocks(group.spec, size, reserve, max_step_tokens) - len(blocks)
             fresh = max(-(-end // size) - low, min(-(-reserve // size) - low, most))
-            refs = self._pools[group.pool].refs
+            refs = self._pool_of[index].refs
             wanted[group.pool] += fresh + sum(not refs[block] for block in blocks)
-        if any(pool.num_free < want for pool, want in zip(self._pools, wanted, strict=True)):
+        if not self._enough(wanted):
             return False
         if hit.num_tokens:
             for index, group in enumerate(self._groups):
                 blocks = hit.blocks[index]
-                self._pools[group.pool].touch(blocks)
+                self._pool_of[index].touch(blocks)
                 lease.first[index] = hit.num_tokens // group.block_size - len(blocks)
                 lease.tables[index] = [0] * lease.first[index] + list(blocks)
             lease.offered = hit.num_tokens
@@ -183,37 +189,43 @@ class KVManager:
     def extend(self, lease: Lease, start: int, end: int) -> Appended | None:
         """Make room for the tokens start..end and return what was appended; None, and nothing taken, if short."""
         missing = self._missing(lease, start, end)
-        wanted = [0] * len(self._pools)
-        for group, (_, fresh) in zip(self._groups, missing, strict=True):
-            wanted[group.pool] += fresh
-        for pool, want in zip(self._pools, wanted, strict=True):
-            if pool.num_free < want:
+        if len(missing) == 1:
+            index, _, fresh = missing[0]
+            if fresh > self._pool_of[index].num_free:
                 return None
+        elif missing and not self._enough(self._per_pool(missing)):
+            return None
         appended: Appended = []
-        capacity = sys.maxsize
-        for index, (group, (nulls, fresh)) in enumerate(zip(self._groups, missing, strict=True)):
-            table = lease.tables[index]
-            if fresh or nulls:
-                if nulls:
-                    lease.first[index] = max(lease.first[index], len(table) + nulls)
-                blocks = [0] * nulls + self._pools[group.pool].take(fresh)
-                table += blocks
-                appended.append((index, blocks))
-            capacity = min(capacity, len(table) * group.block_size)
-        lease.capacity = capacity
+        for index, nulls, fresh in missing:
+            table, blocks = lease.tables[index], self._pool_of[index].take(fresh)
+            if nulls:
+                lease.first[index] = len(table) + nulls
+                blocks = [0] * nulls + blocks
+            table += blocks
+            appended.append((index, blocks))
+        lease.capacity = min(map(mul, map(len, lease.tables), self._sizes), default=sys.maxsize)
         return appended
 
-    def _missing(self, lease: Lease, start: int, end: int) -> list[tuple[int, int]]:
-        """Per group: entries to pad because no later token reads them, and blocks to take."""
+    def _missing(self, lease: Lease, start: int, end: int) -> list[tuple[int, int, int]]:
+        """For each group that lacks any: (group, entries to pad that no later token reads, blocks to take)."""
         missing = []
-        for group, table in zip(self._groups, lease.tables, strict=True):
-            have, want = len(table), -(-end // group.block_size)
-            if want <= have:
-                missing.append((0, 0))
-                continue
-            nulls = max(0, first_needed(group.spec, start) // group.block_size - have)
-            missing.append((nulls, want - have - nulls))
+        for index, (table, size) in enumerate(zip(lease.tables, self._sizes, strict=True)):
+            have, want = len(table), -(-end // size)
+            if want > have:
+                nulls = 0
+                if index in self._local:
+                    nulls = max(0, first_needed(self._groups[index].spec, start) // size - have)
+                missing.append((index, nulls, want - have - nulls))
         return missing
+
+    def _per_pool(self, missing: Sequence[tuple[int, int, int]]) -> list[int]:
+        wanted = [0] * len(self._pools)
+        for index, _, fresh in missing:
+            wanted[self._groups[index].pool] += fresh
+        return wanted
+
+    def _enough(self, wanted: Sequence[int]) -> bool:
+        return all(pool.num_free >= want for pool, want in zip(self._pools, wanted, strict=True))
 
     def trim(self, lease: Lease, position: int) -> None:
         """Give back the blocks that no token from `position` on reads."""
@@ -232,9 +244,9 @@ class KVManager:
             return
         self._hash(lease, tokens, end)
         keys = lease.keys
-        for index, group in enumerate(self._groups):
-            links, table, pool = self._links(index), lease.tables[index], self._pools[group.pool]
-            for block in range(lease.offered // group.block_size, end // group.block_size):
+        for index, size in enumerate(self._sizes):
+            links, table, pool = size // smallest, lease.tables[index], self._pool_of[index]
+            for block in range(lease.offered // size, end // size):
                 if table[block]:
                     pool.remember(index, keys[(block + 1) * links - 1], table[block])
         lease.offered = end - end % smallest
@@ -249,7 +261,7 @@ class KVManager:
         `forget`: the contents cannot be trusted, so blocks nobody else holds can no longer be found.
         """
         for index, group in enumerate(self._groups):
-            pool = self._pools[group.pool]
+            pool = self._pool_of[index]
             blocks = [block for block in lease.tables[index][lease.first[index] :] if block]
             if forget:
                 for block in blocks:

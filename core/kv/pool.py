@@ -15,10 +15,12 @@ class BlockPool:
     found and revived until it is taken from the front. Block 0 is the null block: never taken, never counted.
     """
 
-    __slots__ = ("_found", "_free", "_key", "_next_fresh", "num_blocks", "refs")
+    __slots__ = ("_found", "_free", "_key", "_next_fresh", "num_blocks", "num_free", "refs")
 
     def __init__(self, num_blocks: int, groups: Iterable[int]) -> None:
         self.num_blocks = num_blocks
+        self.num_free = num_blocks - NULL_BLOCKS
+        """Blocks that can be taken, cached ones included."""
         self.refs = [0] * num_blocks
         """Leases that hold each block."""
         self._key: list[tuple[int, bytes] | None] = [None] * num_blocks
@@ -28,17 +30,13 @@ class BlockPool:
         """Blocks from here on were never used; they come before the queue."""
 
     @property
-    def num_free(self) -> int:
-        """Blocks that can be taken, cached ones included."""
-        return len(self._free) + self.num_blocks - self._next_fresh
-
-    @property
     def num_cached(self) -> int:
         """Blocks that can be found by a key."""
         return sum(map(len, self._found.values()))
 
     def take(self, count: int) -> list[int]:
         """Return `count` blocks with one reference each; the caller has seen `num_free`. Forgets their old keys."""
+        self.num_free -= count
         fresh = min(count, self.num_blocks - self._next_fresh)
         blocks = list(range(self._next_fresh, self._next_fresh + fresh))
         self._next_fresh += fresh
@@ -54,18 +52,22 @@ class BlockPool:
     def give(self, blocks: Sequence[int]) -> None:
         """Drop one reference each. Last block first: it is the one least likely to be shared again."""
         refs, free = self.refs, self._free
+        before = len(free)
         for block in reversed(blocks):
             refs[block] -= 1
             if not refs[block]:
                 free[block] = None
+        self.num_free += len(free) - before
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Add one reference each, reviving those that were free."""
         refs, free = self.refs, self._free
+        before = len(free)
         for block in blocks:
             if not refs[block]:
                 del free[block]
             refs[block] += 1
+        self.num_free += len(free) - before
 
     def find(self, group: int) -> dict[bytes, int]:
         """Return the map from key to block of one group; read it, never change it."""
@@ -95,5 +97,6 @@ class BlockPool:
         assert self.refs[0] == 0, "the null block was given out"
         free = {b for b in range(NULL_BLOCKS, self._next_fresh) if not self.refs[b]}
         assert free == set(self._free), "the free queue differs from the unreferenced blocks"
+        assert self.num_free == len(free) + self.num_blocks - self._next_fresh, "the number of free blocks is wrong"
         keyed = {(g, k): b for g, found in self._found.items() for k, b in found.items()}
         assert keyed == {e: b for b, e in enumerate(self._key) if e is not None}, "keys and maps disagree"

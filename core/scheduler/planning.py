@@ -12,6 +12,9 @@ from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.request import Request, State
 from core.step import NewRow, StepPlan
 
+LOOK_AHEAD_TOKENS: Final = 64
+"""Room a steady request takes at a time."""
+
 
 @dataclass(slots=True)
 class Flight:
@@ -85,7 +88,10 @@ class Planner:
         self._kv.commit(lease, request.tokens, min(position, len(request.tokens)))
         self._kv.trim(lease, position)
         if position >= lease.capacity:
-            appended = self._make_room(draft, request, position, position + 1)
+            # While blocks are plentiful, taking several at once makes this come up less often.
+            ahead = LOOK_AHEAD_TOKENS if self._kv.is_plentiful else 1
+            end = min(position + ahead, request.limit - 1)
+            appended = self._make_room(draft, request, position, end)
             if appended is None:
                 if request.state is State.STEADY:
                     self._batch.stall(request)
