@@ -142,13 +142,14 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
     model = getattr(transformers, architecture)(config)
     _randomise(model, seed)
     folder = Path(folder)
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+    log: Any = transformers.utils.logging
+    bars = log.is_progress_bar_enabled()
+    log.disable_progress_bar()
     try:
         model.to(dtype).save_pretrained(folder)
     finally:
         if bars:
-            transformers.utils.logging.enable_progress_bar()
+            log.enable_progress_bar()
     write_tokenizer(folder)
     return folder
 

@@ -1,0 +1,64 @@
+"""A tokenizer.json read by the tokenizers library alone: ready in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
+from core.api import ModelError
+
+
+class FastTokenizer:
+    """Text to ids and back."""
+
+    def __init__(self, path: Path, settings: TokenizerSettings) -> None:
+        try:
+            self._inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ModelError(f"{path} is no tokenizer that can be read: {error}. Download it again.") from error
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        vocabulary = self._inner.get_vocab(with_added_tokens=True)
+        added = self._inner.get_added_tokens_decoder()
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.special_tokens_map = settings.special_tokens
+        self.eos_token_id: int | None = vocabulary.get(settings.special_tokens.get("eos_token", ""))
+        roles = {vocabulary[text] for text in settings.special_tokens.values() if text in vocabulary}
+        self.special_ids = frozenset({token for token, facts in added.items() if facts.special} | roles)
+        self.chat_template = settings.chat_template
+        self._around = _around(self._inner, vocabulary, settings)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids; special tokens written in the text become their ids."""
+        if not add_special_tokens or self._around is None:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        before, after = self._around
+        return [*before, *self._inner.encode(text, add_special_tokens=False).ids, *after]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
+        text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Return the token as the vocabulary spells it; empty for an id it lacks."""
+        return self._inner.id_to_token(token_id) or ""
+
+
+def _around(
+    inner: tokenizers.Tokenizer, vocabulary: dict[str, int], settings: TokenizerSettings
+) -> tuple[list[int], list[int]] | None:
+    """Return the tokens before and after a text where the settings contradict tokenizer.json, else None."""
+    bos = vocabulary.get(settings.special_tokens.get("bos_token", ""))
+    eos = vocabulary.get(settings.special_tokens.get("eos_token", ""))
+    empty: list[int] = inner.encode("", add_special_tokens=True).ids
+    has_bos, has_eos = bool(empty) and empty[0] == bos, bool(empty) and empty[-1] == eos
+    wants_bos = has_bos if settings.add_bos is None or bos is None else settings.add_bos
+    wants_eos = has_eos if settings.add_eos is None or eos is None else settings.add_eos
+    if (wants_bos, wants_eos) == (has_bos, has_eos):
+        return None
+    return [bos] if wants_bos and bos is not None else [], [eos] if wants_eos and eos is not None else []

@@ -1,0 +1,68 @@
+"""Reads what stands beside a tokenizer's vocabulary: special tokens by role, and the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from core.api import ModelError
+
+ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """tokenizer_config.json and its neighbours, as far as the engine reads them."""
+
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """Role ("eos_token") to text."""
+    chat_template: str | None = None
+    add_bos: bool | None = None
+    """None: as tokenizer.json says."""
+    add_eos: bool | None = None
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """Return the settings of a folder; files that are absent count as empty. Raises `ModelError` for broken ones."""
+    stated = _read(folder / "tokenizer_config.json")
+    roles = {**_read(folder / "special_tokens_map.json"), **stated}
+    texts = {role: _text(roles.get(role)) for role in ROLES}
+    return TokenizerSettings(
+        special_tokens={role: text for role, text in texts.items() if text is not None},
+        chat_template=_chat_template(folder, stated),
+        add_bos=stated.get("add_bos_token"),
+        add_eos=stated.get("add_eos_token"),
+    )
+
+
+def _chat_template(folder: Path, stated: Mapping[str, Any]) -> str | None:
+    """Return the template: a file of its own wins over the one inside tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = _read(folder / "chat_template.json").get("chat_template") or stated.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}. Restore it from where the model came.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object. Restore it from where the model came.")
+    return value

@@ -1,0 +1,46 @@
+"""A tokenizer that only transformers can read (a SentencePiece model, code of its own)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
+from core.api import ModelError
+
+
+class TransformersTokenizer:
+    """Text to ids and back, by transformers' own class."""
+
+    def __init__(self, folder: Path, settings: TokenizerSettings, trust_remote_code: bool) -> None:
+        load: Any = transformers.AutoTokenizer.from_pretrained
+        try:
+            self._inner = load(str(folder), trust_remote_code=trust_remote_code)
+        except Exception as error:
+            raise ModelError(
+                f"{folder} holds no tokenizer that can be read: {error}. Give another with --tokenizer, or use "
+                "--skip-tokenizer-init."
+            ) from error
+        self.vocab_size: int = max(self._inner.get_vocab().values(), default=-1) + 1
+        self.eos_token_id: int | None = self._inner.eos_token_id
+        self.special_ids = frozenset(self._inner.all_special_ids)
+        self.special_tokens_map = settings.special_tokens
+        self.chat_template = settings.chat_template or getattr(self._inner, "chat_template", None)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids; special tokens written in the text become their ids."""
+        return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
+        text = self._inner.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the token as the vocabulary spells it; empty for an id it lacks."""
+        return str(self._inner.convert_ids_to_tokens(token_id) or "")

@@ -1,0 +1,94 @@
+"""Reads and checks the header of a safetensors file. Knows bytes and JSON, no tensor library.
+
+A file is 8 bytes (length of the header, little endian), the header (JSON: name to dtype, shape and offsets), and
+the data. Everything is checked before a tensor is made, because a bad offset would read foreign memory.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from core.api import ModelError
+
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The format's own limit."""
+ITEM_BITS: Final = {
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+    "I8": 8,
+    "U64": 64,
+    "U32": 32,
+    "U16": 16,
+    "U8": 8,
+    "BOOL": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+}
+_ADVICE: Final = "Download the file again."
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where one tensor lies in its file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """First byte, counted from the start of the file."""
+    num_bytes: int
+
+
+def read_header(path: Path) -> list[Stored]:
+    """Return the tensors of a file in the order of their data. Raises `ModelError` naming file and fault."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > MAX_HEADER_BYTES:
+                raise _fault(path, f"is no safetensors file: its header would take {length} bytes of {size}")
+            if 8 + length > size:
+                raise _fault(path, f"is cut off inside its header ({8 + length} bytes needed, {size} there)")
+            text = file.read(length)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _fault(path, f"has a header that is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _fault(path, "has a header that is no JSON object")
+    header.pop("__metadata__", None)
+    stored = [_stored(path, name, facts, 8 + length, size) for name, facts in header.items()]
+    return sorted(stored, key=lambda tensor: tensor.start)
+
+
+def _stored(path: Path, name: str, facts: Any, base: int, size: int) -> Stored:
+    try:
+        dtype, shape, (start, end) = facts["dtype"], tuple(facts["shape"]), facts["data_offsets"]
+        good = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (*shape, start, end))
+    except (TypeError, KeyError, ValueError) as error:
+        raise _fault(path, f"describes tensor {name!r} as {facts!r:.100}") from error
+    if not good:
+        raise _fault(path, f"describes tensor {name!r} as {facts!r:.100}")
+    if dtype not in ITEM_BITS:
+        raise ModelError(f"{path} stores tensor {name!r} as {dtype!r}, which is not one of {', '.join(ITEM_BITS)}.")
+    needed = prod(shape) * ITEM_BITS[dtype] // 8
+    if end - start != needed:
+        raise _fault(path, f"gives tensor {name!r} {end - start} bytes, its shape {list(shape)} needs {needed}")
+    if base + end > size:
+        raise _fault(path, f"is cut off: tensor {name!r} ends at byte {base + end}, the file at {size}")
+    return Stored(name, dtype, shape, base + start, needed)
+
+
+def _fault(path: Path, what: str) -> ModelError:
+    return ModelError(f"{path} {what}. {_ADVICE}")

@@ -1,0 +1,176 @@
+"""Builds a model and fills it: architecture, quantization method and weight loader come from the registry.
+
+Every fault of a checkpoint leaves here as one `ModelError` block: what is wrong, where, what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+
+from core.contracts import BuildContext
+from core.errors import ModelError, did_you_mean
+from core.model_spec import DecoderSpec
+from core.nn.decoder import Decoder
+from core.ops.table import OpTable
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.contracts import AttentionBackend, Model, ModelSource, ModuleSpec, QuantMethod, WeightLoader
+    from core.nn.parallel import ParallelGroup
+    from core.plugin import Registry
+
+log = logging.getLogger(__name__)
+
+PLAIN = "none"
+"""The quantization method of checkpoints that state none."""
+
+
+def load_model(
+    config: EngineConfig,
+    source: ModelSource,
+    registry: Registry,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    attention: AttentionBackend,
+    group: ParallelGroup,
+    facts: Mapping[str, Any] | None = None,
+) -> Model:
+    """Return the source's model, ready to run.
+
+    `facts` are the platform's, for the choice of op implementations. Raises `ModelError` with one block for
+    anything the checkpoint is to blame for.
+    """
+    started = time.monotonic()
+    with _as_block(source):
+        spec = read_spec(config, source, registry)
+        if isinstance(spec, DecoderSpec):
+            _check_head_sizes(spec, registry, attention)
+        known = {**(facts or {}), "device": device, "dtype": str(dtype).removeprefix("torch.")}
+        context = BuildContext(
+            dtype=dtype,
+            device=device,
+            attention=attention,
+            quant=_quant_method(config, source, registry),
+            ops=OpTable.choose(registry, known),
+            group=group,
+        )
+        model: Model = Decoder(spec, context) if isinstance(spec, DecoderSpec) else spec.build(context)
+        loader = _weight_loader(config, source, registry)
+        _expect(loader, model)
+        model.load_weights(_shown(loader, config.load.use_tqdm_on_load))
+    log.info("%s loaded in %.1f s", source.name, time.monotonic() - started)
+    return model
+
+
+def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> DecoderSpec | ModuleSpec:
+    """Return what the source's model is, made for the context length that is served."""
+    entries = {registered.entry.name: registered for registered in registry.entries("models")}
+    chosen = entries.get(source.architecture)
+    if chosen is None:
+        raise ModelError(
+            f"no loaded plugin knows the architecture {source.architecture!r}"
+            f"{did_you_mean(source.architecture, entries)}. Known: {', '.join(sorted(entries)) or 'none'}. "
+            "Install a plugin that brings it, or correct `architectures` with --hf-overrides."
+        )
+    architecture = registry.load(chosen)
+    with registry.blame(chosen):
+        spec: DecoderSpec | ModuleSpec = architecture(source.hf_config)
+    served = config.model.max_model_len
+    if isinstance(spec, DecoderSpec) and served is not None and served > 0:
+        if 0 < spec.learned_positions < served:
+            raise ModelError(
+                f"the model has learned {spec.learned_positions} positions, fewer than --max-model-len {served}; lower it."
+            )
+        spec = replace(spec, max_positions=served)
+    return spec
+
+
+def _quant_method(config: EngineConfig, source: ModelSource, registry: Registry) -> QuantMethod:
+    name = config.model.quantization or source.quantization or PLAIN
+    entries = {registered.entry.name: registered for registered in registry.entries("quant_methods")}
+    if name not in entries:
+        asked = "--quantization" if config.model.quantization else "the checkpoint's config.json"
+        raise ModelError(
+            f"{asked} names the quantization method {name!r}, which no loaded plugin has"
+            f"{did_you_mean(name, entries)}. Known: {', '.join(sorted(entries))}. Install a plugin that brings it, or "
+            "take a checkpoint without quantization."
+        )
+    chosen = entries[name]
+    quantization = getattr(source.hf_config, "quantization_config", None)
+    method = registry.load(chosen)
+    with registry.blame(chosen):
+        made: QuantMethod = method(quantization)
+    return made
+
+
+def _weight_loader(config: EngineConfig, source: ModelSource, registry: Registry) -> WeightLoader:
+    wanted = config.load.load_format
+    chosen = registry.choose("weight_loaders", source.weight_loader if wanted == "auto" else wanted)
+    loader: WeightLoader = registry.load(chosen)(source, config)
+    return loader
+
+
+def _check_head_sizes(spec: DecoderSpec, registry: Registry, attention: AttentionBackend) -> None:
+    """Refuse head sizes the chosen attention backend does not state to have."""
+    kind = type(attention)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    entries = [r.entry for r in registry.entries("attention_backends") if r.entry.target in (target, kind)]
+    for entry in entries:
+        able = entry.when.get("head_size")
+        if able is None:
+            continue
+        able = able if isinstance(able, Collection) else (able,)
+        for index, layer in enumerate(spec.layers):
+            size = layer.attention.head_size
+            if size not in able:
+                raise ModelError(
+                    f"layer {index} has a head size of {size}, which the attention backend {entry.name!r} cannot take "
+                    f"({able}). Check head_dim and num_attention_heads in config.json, or choose another "
+                    "--attention-backend."
+                )
+
+
+def _expect(loader: WeightLoader, model: Model) -> None:
+    """Tell a loader that makes its tensors up which ones the model wants."""
+    expect: Callable[[Mapping[str, tuple[int, ...]]], None] | None = getattr(loader, "expect", None)
+    shapes: Callable[[], Mapping[str, tuple[int, ...]]] | None = getattr(model, "weight_shapes", None)
+    if expect is not None:
+        expect({} if shapes is None else shapes())
+
+
+def _shown(loader: WeightLoader, wanted: bool) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return the loader's tensors, with a progress bar when somebody watches."""
+    if not wanted or not sys.stderr.isatty():
+        return loader.tensors()
+    return _with_bar(loader)
+
+
+def _with_bar(loader: WeightLoader) -> Iterator[tuple[str, torch.Tensor]]:
+    with tqdm(total=loader.total_bytes() or None, unit="B", unit_scale=True, desc="loading weights") as bar:
+        for name, tensor in loader.tensors():
+            yield name, tensor
+            bar.update(tensor.nbytes)
+
+
+@contextmanager
+def _as_block(source: ModelSource) -> Iterator[None]:
+    """Say of every `ModelError` inside which model it is about, and where that is."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(_block(source, error)) from error
+
+
+def _block(source: ModelSource, error: ModelError) -> str:
+    where = source.path or source.origin
+    return f"cannot serve {source.name}\n  {error}\n  model: {source.architecture}, from {where}"
