@@ -39,7 +39,7 @@ class ConfigFile:
             field = table.by_name.get(name)
             if isinstance(value, Mapping) and (name in groups or name == OPTIONS):
                 for inner, item in value.items():
-                    yield self._member(table, groups, name, inner), item, self.place(inner, key)
+                    yield self._member(table, groups, name, str(inner)), item, self.place(str(inner), key)
             elif field is not None:
                 yield field, value, self.place(key)
             else:
@@ -48,10 +48,12 @@ class ConfigFile:
 
     def peek(self, field: Field) -> tuple[Any, str] | None:
         """Return one value and its place without looking at anything else; None where the file has none."""
-        for table in (None, self.content.get(field.section)):
-            for key, value in (self.content if table is None else table if isinstance(table, Mapping) else {}).items():
-                if key.replace("-", "_") == field.name and not isinstance(value, Mapping):
-                    return value, self.place(key, None if table is None else field.section)
+        inner = self.content.get(field.section)
+        tables = [(None, self.content), (field.section, inner if isinstance(inner, Mapping) else {})]
+        for name, table in tables:
+            for key, value in table.items():
+                if str(key).replace("-", "_") == field.name and not isinstance(value, Mapping):
+                    return value, self.place(str(key), name)
         return None
 
     def _member(self, table: FieldTable, groups: Mapping[str, list[Field]], group: str, key: str) -> Field:

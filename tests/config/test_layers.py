@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from core.config import CacheConfig, EngineConfig
 from core.config.build import (
@@ -22,7 +26,7 @@ from core.config.build import (
     plugins_from_kwargs,
 )
 from core.config.fields import FieldTable
-from core.config.files import read_config_file
+from core.config.files import ConfigFile, read_config_file
 from core.errors import ConfigError
 from core.plugin.entry import Option
 
@@ -170,6 +174,26 @@ class TestFiles:
 
     def test_null_means_the_default(self, tmp_path: Path) -> None:
         assert from_file(tmp_path / "n.yaml", "block_size: null\n")[0].cache.block_size == 16
+
+
+KEYS = st.sampled_from(["model", "seed", "hf-overrides", "plugins", "web", "port", "options", "cache"]) | st.text(
+    max_size=8
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_any_file_gives_a_configuration_or_a_config_error(content: dict[str, Any]) -> None:
+    file = ConfigFile(Path("x.yaml"), json.dumps(content), content)
+    table = FieldTable(PORT)
+    with contextlib.suppress(ConfigError):
+        file.peek(table.by_name["plugins"])
+        assemble(table, [layer_from_file(table, file)])
 
 
 def test_later_layer_wins_and_is_the_origin(tmp_path: Path) -> None:
