@@ -1,0 +1,83 @@
+"""Division of KV memory into groups and pools."""
+
+import pytest
+
+from core.errors import ConfigError
+from core.kv import plan_layout
+from core.kv_spec import ChunkedLocal, FullAttention, LayerKV, SlidingWindow
+
+FULL = FullAttention(2, 64, "bfloat16")
+WINDOW = SlidingWindow(2, 64, "bfloat16", window=32)
+LIMITS = {"block_size": 16, "max_model_len": 256, "max_num_seqs": 8}
+
+
+def layers(*specs):
+    return [LayerKV(f"layer{i}", spec) for i, spec in enumerate(specs)]
+
+
+def test_layers_of_one_spec_are_one_group():
+    layout = plan_layout(layers(FULL, FULL, FULL), memory_bytes=2**20, **LIMITS)
+    assert [group.layers for group in layout.groups] == [[0, 1, 2]]
+    assert layout.pools[0].slot_bytes == 16 * FULL.token_bytes
+    assert layout.pools[0].num_slots == 3
+
+
+def test_ten_full_and_twenty_sliding_layers_are_three_groups_of_ten_in_one_pool():
+    layout = plan_layout(layers(*[FULL, WINDOW, WINDOW] * 10), memory_bytes=2**30, **LIMITS)
+    assert sorted(len(group.layers) for group in layout.groups) == [10, 10, 10]
+    assert {group.pool for group in layout.groups} == {0}
+    assert sorted(i for group in layout.groups for i in group.layers) == list(range(30))
+
+
+def test_nearly_equal_layer_counts_are_padded_instead_of_split():
+    layout = plan_layout(layers(*[FULL] * 5, *[WINDOW] * 6), memory_bytes=2**30, **LIMITS)
+    assert sorted(len(group.layers) for group in layout.groups) == [5, 6]
+    assert layout.pools[0].num_slots == 6
+
+
+def test_unequal_page_bytes_get_pools_of_their_own_split_by_need():
+    specs = (
+        FullAttention(1, 64, "float32"),
+        SlidingWindow(1, 32, "float32", window=32),
+        ChunkedLocal(1, 16, "float32", chunk=64),
+    )
+    layout = plan_layout(layers(*specs), memory_bytes=2**20, max_num_batched_tokens=16, **LIMITS)
+    assert [group.pool for group in layout.groups] == [0, 1, 2]
+    full, window, chunked = (pool.num_blocks - 1 for pool in layout.pools)
+    assert full > chunked > window  # 16, 6 and 4 blocks for one longest request
+    assert sum(pool.num_blocks * pool.slot_bytes * pool.num_slots for pool in layout.pools) <= 2**20
+
+
+def test_block_sizes_of_specs_give_the_hash_granularity():
+    mixed = layers(FullAttention(1, 8, "float32", block_size=24), SlidingWindow(1, 8, "float32", window=9))
+    assert plan_layout(mixed, memory_bytes=2**20, **LIMITS).hash_block_size == 8
+
+
+def test_the_override_is_the_exact_number_of_usable_blocks():
+    layout = plan_layout(layers(FULL), memory_bytes=0, num_blocks=20, **LIMITS)
+    assert layout.pools[0].num_blocks == 21  # and the null block
+
+
+def test_too_little_memory_says_what_is_needed_and_what_to_change():
+    with pytest.raises(ConfigError) as error:
+        plan_layout(layers(FULL), memory_bytes=10 * 16 * FULL.token_bytes, **LIMITS)
+    text = str(error.value)
+    assert "--max-model-len 256 tokens needs 16 KV blocks" in text
+    assert "gives 9" in text
+    for flag in ("--max-model-len", "--kv-cache-memory-bytes", "--gpu-memory-utilization"):
+        assert flag in text
+
+
+def test_too_few_blocks_name_the_override():
+    with pytest.raises(ConfigError, match="--num-gpu-blocks-override 15 gives 15"):
+        plan_layout(layers(FULL), memory_bytes=2**30, num_blocks=15, **LIMITS)
+
+
+def test_huge_memory_does_not_make_more_blocks_than_can_be_of_use():
+    layout = plan_layout(layers(FULL), memory_bytes=2**45, **LIMITS)
+    assert layout.pools[0].num_blocks == 65_537
+
+
+def test_a_model_without_caching_layers_has_an_empty_layout():
+    layout = plan_layout([], memory_bytes=0, **LIMITS)
+    assert (layout.groups, layout.pools, layout.hash_block_size) == ([], [], 16)
