@@ -88,7 +88,7 @@ class Hooks:
             if options is not None and options["optionalhook"]:
                 return
             raise PluginError(
-                f"{ref} has a hook {name!r} that does not exist{did_you_mean(name, known)}. {ref.way_out}"
+                f"{ref} has a hook {name!r} that does not exist{did_you_mean(name, known) or '.'} {ref.way_out}"
             )
         if options is None:
             raise PluginError(
@@ -105,7 +105,7 @@ class Hooks:
             if argument not in has:
                 raise PluginError(
                     f"{ref}: hook {name} has no argument {argument!r}; it has {', '.join(has) or 'none'}"
-                    f"{did_you_mean(argument, has)}. {ref.way_out}"
+                    f"{did_you_mean(argument, has) or '.'} {ref.way_out}"
                 )
 
 
@@ -119,7 +119,7 @@ class _PrefixedManager(pluggy.PluginManager):
 def _implementations(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield functions marked as hooks, and those of the module's own whose name says they are meant as one."""
     for name, value in vars(module).items():
-        if not inspect.isfunction(value):
+        if not inspect.isfunction(value) or hasattr(value, f"{PROJECT}_spec"):
             continue
         own = name.startswith(PREFIX) and value.__module__ == module.__name__
         if own or hasattr(value, f"{PROJECT}_impl"):

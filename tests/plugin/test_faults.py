@@ -1,0 +1,201 @@
+"""Every way in which a plugin can be wrong, and the exact words that name it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from core.errors import InvalidRequest, PluginError
+from core.plugin import Registry, load_plan, make_plan
+from core.testing.plugins import fake_dist, load_plugins, tmp_plugin
+
+API = "from core.api import Entry, Option, hookimpl\n"
+
+
+@contextmanager
+def installed(source: str) -> Iterator[None]:
+    """An installed plugin `acme` with this source."""
+    with fake_dist("engine-acme", "1.0", {"acme": "engine_acme"}, {"engine_acme": source}):
+        yield
+
+
+def refusal(source: str) -> PluginError:
+    """The error with which a plugin of this source stops start-up."""
+    with installed(source), pytest.raises(PluginError) as error:
+        load_plugins("acme")
+    return error.value
+
+
+def test_a_plugin_broken_on_import_stops_start_up_with_the_way_out() -> None:
+    error = refusal("import module_nobody_has")
+    assert str(error) == (
+        "plugin 'acme' (engine-acme 1.0) cannot be imported (process 'main'): ModuleNotFoundError: "
+        "No module named 'module_nobody_has'. Leave it out with --plugins no:acme."
+    )
+    assert isinstance(error.__cause__, ModuleNotFoundError)
+
+
+def test_a_plugin_that_leaves_the_process_on_import_is_named() -> None:
+    assert "plugin 'acme' (engine-acme 1.0) cannot be imported (process 'main'): SystemExit: 3." in str(
+        refusal("import sys; sys.exit(3)")
+    )
+
+
+def test_the_way_out_works() -> None:
+    with installed("import module_nobody_has"):
+        assert load_plan(make_plan(["no:acme"])).entries("executors")
+
+
+def test_a_wrong_argument_name_is_refused() -> None:
+    assert str(refusal(API + "@hookimpl\ndef engine_find_model(modle, config): ...")) == (
+        "plugin 'acme' (engine-acme 1.0): hook engine_find_model has no argument 'modle'; it has model, config; "
+        "did you mean 'model'? Leave it out with --plugins no:acme."
+    )
+
+
+def test_arguments_a_hook_does_not_need_may_be_left_out() -> None:
+    with installed(API + "@hookimpl\ndef engine_process_start(): ..."):
+        load_plugins("acme").process_started("main")
+
+
+def test_a_misspelt_hook_is_refused() -> None:
+    assert str(refusal(API + "@hookimpl\ndef engine_model():\n    return []")) == (
+        "plugin 'acme' (engine-acme 1.0) has a hook 'engine_model' that does not exist; did you mean 'engine_models'? "
+        "Leave it out with --plugins no:acme."
+    )
+
+
+def test_a_misspelt_hook_without_the_decorator_is_refused_too() -> None:
+    assert "has a hook 'engine_modles' that does not exist" in str(refusal("def engine_modles():\n    return []"))
+
+
+def test_a_hook_without_the_decorator_is_refused() -> None:
+    assert str(refusal("def engine_models():\n    return []")) == (
+        "plugin 'acme' (engine-acme 1.0) defines engine_models without @hookimpl, so it would never be called. "
+        "Decorate it (`from core.api import hookimpl`). Leave it out with --plugins no:acme."
+    )
+
+
+def test_a_wrapper_is_refused() -> None:
+    source = API + "@hookimpl(wrapper=True)\ndef engine_models():\n    return (yield)"
+    assert "marks engine_models as a wrapper, but hooks are called one plugin at a time" in str(refusal(source))
+
+
+def test_a_hook_that_raises_is_named() -> None:
+    assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return 1 / 0")) == (
+        "plugin 'acme' (engine-acme 1.0) failed in hook engine_models (process 'main'): ZeroDivisionError: "
+        "division by zero. Leave it out with --plugins no:acme."
+    )
+
+
+def test_a_hook_that_returns_something_else_is_refused() -> None:
+    assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return {'a': 1}")) == (
+        "plugin 'acme' (engine-acme 1.0) must return a list of Entry objects from its hook, not {'a': 1}. "
+        "Leave it out with --plugins no:acme."
+    )
+
+
+def test_an_entry_for_a_newer_engine_is_refused() -> None:
+    assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=2)]")) == (
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version 2 of the contracts, "
+        "this engine has 1. Upgrade the engine. Leave it out with --plugins no:acme."
+    )
+
+
+def test_an_entry_for_a_much_older_engine_is_refused() -> None:
+    assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=-1)]")) == (
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version -1 of the contracts, "
+        "this engine has 1 and still takes 0. Upgrade the plugin. Leave it out with --plugins no:acme."
+    )
+
+
+def test_an_entry_one_version_behind_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with installed(API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=0)]"):
+        assert load_plugins("acme").entries("models")
+    assert caplog.messages == [
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version 0 of the contracts and "
+        "will be refused by the next engine: nothing it uses has changed"
+    ]
+
+
+def test_two_entries_with_one_name_are_refused() -> None:
+    source = API + "@hookimpl\ndef engine_models():\n    return [Entry('ScriptedModel', 'a:b', 'x')]"
+    with installed(source), pytest.raises(PluginError) as error:
+        load_plugins("acme", "scripted")
+    assert str(error.value) == (
+        "model architecture 'ScriptedModel' of plugin 'acme' (engine-acme 1.0) and model architecture 'ScriptedModel' "
+        "of plugin 'scripted' (core 0.1.0) have one name. Leave one of the plugins out, for example with "
+        "--plugins no:acme."
+    )
+
+
+@contextmanager
+def with_entry(target: str, extra: str = "") -> Iterator[Registry]:
+    source = f"{API}@hookimpl\ndef engine_models():\n    return [Entry('Acme', '{target}', 'x'{extra})]"
+    with installed(source):
+        yield load_plugins("acme")
+
+
+def test_an_entry_whose_target_is_missing_is_named() -> None:
+    with with_entry("engine_acme:Nothing") as registry, pytest.raises(PluginError) as error:
+        registry.load(registry.choose("models", "Acme"))
+    assert str(error.value) == (
+        "plugin 'acme' (engine-acme 1.0) failed while entry models:Acme was imported from engine_acme:Nothing "
+        "(process 'main'): AttributeError: module 'engine_acme' has no attribute 'Nothing'. "
+        "Leave it out with --plugins no:acme."
+    )
+
+
+def test_an_entry_that_lacks_a_distribution_says_how_to_get_it() -> None:
+    with (
+        with_entry("engine_acme:X", ", requires=('no-such-thing>=2',)") as registry,
+        pytest.raises(PluginError) as error,
+    ):
+        registry.load(registry.entries("models")[0])
+    assert str(error.value) == (
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) needs no-such-thing>=2, which is not installed "
+        "(pip install 'no-such-thing>=2')."
+    )
+
+
+def test_a_plugin_that_raises_in_a_request_is_named_with_the_request() -> None:
+    with with_entry("engine_acme:X") as registry:
+        registered = registry.choose("models", "Acme")
+        with pytest.raises(PluginError) as error, registry.blame(registered, request="cmpl-7"):
+            raise KeyError("forbid")
+    assert str(error.value) == (
+        "plugin 'acme' (engine-acme 1.0) failed in entry models:Acme (process 'main', request 'cmpl-7'): "
+        "KeyError: 'forbid'. Leave it out with --plugins no:acme."
+    )
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_blame_is_a_decorator_too_and_lets_the_engines_own_errors_pass() -> None:
+    with with_entry("engine_acme:X") as registry:
+        registered = registry.choose("models", "Acme")
+
+        @registry.blame(registered)
+        def refuse() -> None:
+            raise InvalidRequest("extra_args", "no.")
+
+        with pytest.raises(InvalidRequest, match=r"^extra_args: no\.$"):
+            refuse()
+
+
+def test_a_local_plugin_is_named_by_its_file() -> None:
+    with tmp_plugin("1 / 0", name="mine") as path, pytest.raises(PluginError) as error:
+        load_plugins(path)
+    assert str(error.value) == (
+        f"plugin 'mine' (local file {path}) cannot be imported (process 'main'): ZeroDivisionError: division by zero. "
+        "Correct it, or leave it out of --plugins."
+    )
+
+
+def test_each_third_party_is_named_once_with_its_version(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "core")
+    with installed(""):
+        load_plugins("acme", "scripted")
+    assert caplog.messages == ["third-party plugin 'acme' (engine-acme 1.0) is on"]

@@ -1,0 +1,148 @@
+"""`engine plugins`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.cli.main import main
+from core.testing.plugins import fake_dist, tmp_plugin
+
+PLUGIN = """
+from core.api import Entry, Option, hookimpl
+
+class Newest:
+    def key(self, request):
+        return (-request.arrival_s,)
+
+@hookimpl
+def engine_scheduling_policies():
+    return [Entry("newest", Newest, "the newest first", priority=-1, when={"device": "cpu"})]
+
+@hookimpl
+def engine_options():
+    return [Option("newest_of", int, 3, "How many.")]
+"""
+
+
+@pytest.fixture(autouse=True)
+def acme() -> Iterator[None]:
+    with fake_dist(
+        "engine-acme", "1.2", {"acme": "engine_acme", "shy": "engine_acme [opt_in]"}, {"engine_acme": PLUGIN}
+    ):
+        yield
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
+    assert main(list(argv)) == status
+    return capsys.readouterr().out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    return json.loads(printed(capsys, *argv, "--json"))
+
+
+def test_list_shows_every_plugin_and_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["name"]: row for row in as_json(capsys, "plugins", "list")}
+    assert rows["acme"] == {
+        "name": "acme",
+        "distribution": "engine-acme",
+        "version": "1.2",
+        "module": "engine_acme",
+        "builtin": False,
+        "sha256": "",
+        "status": "on",
+    }
+    assert rows["kernel"]["status"] == "on"
+    assert rows["shy"]["status"] == "opt-in"
+
+
+def test_list_follows_the_selection(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {r["name"]: r["status"] for r in as_json(capsys, "--plugins", "no:acme", "plugins", "list")}
+    assert (rows["acme"], rows["scripted"]) == ("blocked", "on")
+    rows = {r["name"]: r["status"] for r in as_json(capsys, "--plugins", "none", "plugins", "list")}
+    assert (rows["acme"], rows["scripted"], rows["kernel"]) == ("off", "off", "on")
+
+
+def test_list_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "plugins", "list").splitlines()
+    assert lines[0].split() == ["PLUGIN", "STATUS", "FROM", "MODULE"]
+    assert any(line.split() == ["acme", "on", "third", "party,", "engine-acme", "1.2", "engine_acme"] for line in lines)
+
+
+def test_list_imports_no_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_dist("engine-broken", "1", {"broken": "engine_broken"}, {"engine_broken": "1 / 0"}):
+        assert "broken" in printed(capsys, "plugins", "list")
+
+
+def test_show_says_what_a_plugin_brings(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = as_json(capsys, "plugins", "show", "acme")
+    assert shown["hooks"] == ["engine_options", "engine_scheduling_policies"]
+    assert [(e["kind"], e["name"], e["when"]) for e in shown["entries"]] == [
+        ("scheduling_policies", "newest", {"device": "cpu"})
+    ]
+    assert shown["options"] == [{"name": "newest_of", "default": 3, "help": "How many."}]
+    text = printed(capsys, "plugins", "show", "acme")
+    assert "acme: engine-acme 1.2, module engine_acme" in text
+    assert "scheduling policy newest: the newest first" in text
+
+
+def test_explain_takes_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = as_json(capsys, "plugins", "explain", "scheduling_policies", "--fact", "device=tpu")
+    verdicts = {row["name"]: row for row in shown["candidates"]}
+    assert verdicts["newest"]["reason"] == "needs device cpu, here it is tpu"
+    assert verdicts["newest"]["plugin"]["distribution"] == "engine-acme"
+    assert "needs device cpu, here it is tpu" in printed(
+        capsys, "plugins", "explain", "scheduling_policies", "--fact", "device=tpu"
+    )
+
+
+def test_explain_of_an_unknown_kind_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "explain", "attention_backend"]) == 2
+    assert "did you mean 'attention_backends'?" in capsys.readouterr().err
+
+
+def test_check_passes_a_good_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    results = as_json(capsys, "plugins", "check", "acme")
+    assert all(result["passed"] for result in results)
+    assert "key is pure" in [result["check"] for result in results]
+
+
+def test_check_fails_a_bad_plugin_with_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    with tmp_plugin(PLUGIN.replace("(-request.arrival_s,)", "None"), name="bad") as path:
+        text = printed(capsys, "plugins", "check", path, status=1)
+    assert "FAIL scheduling_policies:newest: key is a tuple of finite numbers" in text
+    assert "return a tuple of numbers" in text
+
+
+def test_check_names_a_plugin_that_does_not_load(capsys: pytest.CaptureFixture[str]) -> None:
+    with tmp_plugin("1 / 0", name="bad") as path:
+        text = printed(capsys, "plugins", "check", path, status=1)
+    assert "cannot be imported (process 'main'): ZeroDivisionError: division by zero" in text
+
+
+def test_lock_writes_what_plugins_lock_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lock = str(tmp_path / "engine-plugins.lock")
+    assert "plugins, digest" in printed(capsys, "plugins", "lock", "--output", lock)
+    assert as_json(capsys, "--plugins-lock", lock, "plugins", "list")
+    assert main(["--plugins-lock", lock, "--plugins", "no:acme", "plugins", "list"]) == 2
+    assert "it holds plugin 'acme' (engine-acme 1.2), which is not loaded" in capsys.readouterr().err
+
+
+def test_list_imports_no_torch_and_is_fast() -> None:
+    run = "import sys; from core.cli.main import main; main(['plugins', 'list']); sys.exit('torch' in sys.modules)"
+
+    def seconds(code: str) -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - started
+
+    listed = min(seconds(run) for _ in range(3))
+    assert listed < 0.1 * seconds("import torch") + 0.3
