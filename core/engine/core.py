@@ -86,7 +86,7 @@ class EngineCore:
         self._submit_plans()
         self.blocked = not self._in_flight
         if self.blocked:
-            return []
+            return self.scheduler.take_failed()
         try:
             result = self._executor.collect()
         except Exception as error:  # noqa: BLE001 - any fault of a step must end as failed requests, not a dead loop
@@ -116,7 +116,7 @@ class EngineCore:
         for _ in self._in_flight[1:]:
             try:
                 self._executor.collect()
-            except Exception:  # noqa: BLE001 - a later plan of the same failure; its requests fail below with the rest
+            except Exception:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
         return self.scheduler.fail_in_flight(f"{type(error).__name__}: {error}")

@@ -79,7 +79,7 @@ class LoopThread:
         try:
             while self._turn():
                 pass
-        except BaseException as error:  # noqa: BLE001 - whatever ends the loop must reach every waiting request
+        except BaseException as error:
             self._error = error
             log.exception("the engine loop has ended")
             self._died(error)

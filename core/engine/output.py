@@ -169,7 +169,9 @@ class OutputProcessor:
         if delta.token_ids and client.first_token_s is None:
             client.first_token_s = now_s
         if delta.prompt_logprobs and client.prompt_logprobs is not None and sequence.index == 0:
-            client.prompt_logprobs += [self._position(p, client.sampling.prompt_logprobs) for p in delta.prompt_logprobs]
+            client.prompt_logprobs += [
+                self._position(p, client.sampling.prompt_logprobs) for p in delta.prompt_logprobs
+            ]
         if delta.error is not None:
             client.error = delta.error
         sequence.token_ids += delta.token_ids

@@ -1,0 +1,125 @@
+"""The persistent batch: what the worker remembers of every row between steps, updated by difference.
+
+Buffers have their largest size from the start and are filled in place. Rows belong to the scheduler: a row
+keeps its request until a plan ends it, so nothing moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.contracts import AttentionInputs
+from core.kv_spec import KVLayout
+from core.step import NewRow, StepPlan
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step's tokens, on the device, in the order of the plan's rows."""
+
+    rows: list[int]
+    starts: list[int]
+    counts: list[int]
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    groups: list[AttentionInputs]
+    """Per KV group."""
+
+
+class Batch:
+    """Rows of the worker: tokens, block tables, and the requests they belong to."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, layout: KVLayout, device: str) -> None:
+        self._device = device
+        self._layout = layout
+        self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int64, device=device)
+        """Every row's tokens by position, sampled ones included; stale beyond what is known."""
+        self.seeds = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.prompt_lens = [0] * max_num_seqs
+        self.requests: list[NewRow | None] = [None] * max_num_seqs
+        self._tables = [
+            np.zeros((max_num_seqs, -(-max_model_len // group.block_size) + 1), dtype=np.int32)
+            for group in layout.groups
+        ]
+        self._table_lens = [[0] * max_num_seqs for _ in layout.groups]
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take over the plan's differences: rows that left, rows that came, blocks that were added."""
+        for row in plan.ended:
+            self.requests[row] = None
+        for new in plan.new:
+            self._enter(new)
+        for row, group, blocks in plan.blocks:
+            self._append(row, group, blocks)
+
+    def _enter(self, new: NewRow) -> None:
+        row = new.row
+        self.requests[row] = new
+        self.prompt_lens[row] = new.prompt_len
+        self.token_ids[row, : len(new.token_ids)] = torch.tensor(new.token_ids, dtype=torch.int64)
+        self.seeds[row] = new.seed
+        for group, blocks in enumerate(new.blocks):
+            self._table_lens[group][row] = 0
+            self._append(row, group, blocks)
+
+    def _append(self, row: int, group: int, blocks: list[int]) -> None:
+        have = self._table_lens[group][row]
+        self._tables[group][row, have : have + len(blocks)] = blocks
+        self._table_lens[group][row] = have + len(blocks)
+
+    def table(self, row: int, group: int) -> list[int]:
+        """Return one row's block table."""
+        table: list[int] = self._tables[group][row, : self._table_lens[group][row]].tolist()
+        return table
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """Return the step's tokens and, per KV group, where their keys and values are."""
+        rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
+        counts = np.asarray(plan.counts, dtype=np.int64)
+        if len(rows) == int(counts.sum()):  # decoding only: one token per row
+            token_rows, positions = rows, starts
+            query_starts = list(range(len(rows) + 1))
+        else:
+            ends = np.cumsum(counts)
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+            query_starts = [0, *accumulate(plan.counts)]
+        on_device = self._to_device(positions)
+        kv_lens = (starts + counts).tolist()
+        return StepInputs(
+            rows=plan.rows,
+            starts=plan.starts,
+            counts=plan.counts,
+            input_ids=self.token_ids[self._to_device(token_rows), on_device],
+            positions=on_device,
+            groups=[
+                self._group_inputs(group, rows, token_rows, positions, query_starts, kv_lens)
+                for group in range(len(self._tables))
+            ],
+        )
+
+    def _group_inputs(
+        self, group: int, rows: Ints, token_rows: Ints, positions: Ints, query_starts: list[int], kv_lens: list[int]
+    ) -> AttentionInputs:
+        layout, table = self._layout.groups[group], self._tables[group]
+        size = layout.block_size
+        slots = table[token_rows, positions // size].astype(np.int64) * size + positions % size
+        most = -(-max(kv_lens, default=0) // size)
+        return AttentionInputs(
+            query_starts=query_starts,
+            kv_lens=kv_lens,
+            block_table=self._to_device(table[rows, :most]),
+            slots=self._to_device(slots),
+            block_size=size,
+            spec=layout.spec,
+        )
+
+    def _to_device(self, array: npt.NDArray[np.int32] | Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

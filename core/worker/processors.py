@@ -1,0 +1,104 @@
+"""Runs logits processors over the rows that want them. A fault of one costs the rows it was called for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.contracts import SampleRows
+from core.step import NewRow
+
+if TYPE_CHECKING:
+    from core.contracts import LogitsProcessor
+
+Explain = Callable[[Exception, str], str]
+"""Turns an exception of plugin code, in a request, into the text its user sees."""
+
+
+@dataclass(slots=True)
+class Active:
+    """One loaded processor, the rows that want it, and how to say whose fault an exception is."""
+
+    processor: LogitsProcessor
+    explain: Explain
+    rows: set[int] = field(default_factory=set)
+
+
+class Processors:
+    """All loaded processors of a worker."""
+
+    def __init__(self, active: Sequence[Active]) -> None:
+        self._all = tuple(active)
+        self._shaping = tuple(a for a in active if not a.processor.argmax_invariant)
+        self._trimming = tuple(a for a in active if a.processor.argmax_invariant)
+
+    def added(self, new: NewRow) -> str | None:
+        """Tell the processors of a new row; return why the request failed, if one of them did."""
+        sampling = new.sampling
+        if not sampling.ignore_eos and new.eos_token_ids:
+            # "min_tokens" keeps off everything that ends an output, the model's own end tokens included.
+            sampling = sampling.clone(stop_token_ids=[*sampling.stop_token_ids, *new.eos_token_ids])
+        for active in self._all:
+            try:
+                if active.processor.wants(sampling):
+                    active.processor.added(new.row, sampling, new.token_ids, new.prompt_len)
+                    active.rows.add(new.row)
+            except Exception as error:  # noqa: BLE001 - plugin code; fails this request, named
+                return active.explain(error, new.request_id)
+        return None
+
+    def removed(self, row: int) -> None:
+        """Tell the processors that hold this row that it is empty."""
+        for active in self._all:
+            if row in active.rows:
+                active.rows.discard(row)
+                active.processor.removed(row)
+
+    def shape(
+        self, logits: torch.Tensor, rows: SampleRows, names: Sequence[str]
+    ) -> tuple[torch.Tensor, dict[int, str]]:
+        """Run what can change the best token. Returns the logits and the rows that failed, by row."""
+        return self._run(self._shaping, logits, rows, names)
+
+    def trim(self, logits: torch.Tensor, rows: SampleRows, names: Sequence[str]) -> tuple[torch.Tensor, dict[int, str]]:
+        """Run what never changes the best token; greedy rows do without."""
+        return self._run(self._trimming, logits, rows, names)
+
+    @staticmethod
+    def _run(
+        chosen: Sequence[Active], logits: torch.Tensor, rows: SampleRows, names: Sequence[str]
+    ) -> tuple[torch.Tensor, dict[int, str]]:
+        errors: dict[int, str] = {}
+        for active in chosen:
+            if not active.rows:
+                continue
+            wanting = [i for i, row in enumerate(rows.rows) if row in active.rows and row not in errors]
+            if not wanting:
+                continue
+            try:
+                if len(wanting) == len(rows.rows):
+                    logits = active.processor.apply(logits, rows)
+                else:
+                    part = active.processor.apply(logits[wanting], select(rows, wanting))
+                    logits[wanting] = part
+            except Exception as error:  # noqa: BLE001 - plugin code; fails the requests it was called for, named
+                errors |= {rows.rows[i]: active.explain(error, names[i]) for i in wanting}
+        return logits, errors
+
+
+def select(rows: SampleRows, indices: list[int]) -> SampleRows:
+    """Return the rows at `indices`."""
+    if len(indices) == len(rows.rows):
+        return rows
+    return SampleRows(
+        rows=[rows.rows[i] for i in indices],
+        prompt_lens=[rows.prompt_lens[i] for i in indices],
+        lengths=[rows.lengths[i] for i in indices],
+        row_index=rows.row_index[indices],
+        length_index=rows.length_index[indices],
+        prompt_index=rows.prompt_index[indices],
+        token_ids=rows.token_ids,
+    )

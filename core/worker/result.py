@@ -1,0 +1,46 @@
+"""A step's result while it is still on the device; `get` is the only copy to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from core.step import Logprobs, StepResult
+from core.worker.logprobs import Gathered, to_lists
+
+NON_FINITE = "the model produced non-finite logits for this request"
+
+
+@dataclass(slots=True)
+class PendingResult:
+    """What one step produced, not yet read back."""
+
+    step: int
+    errors: dict[int, str]
+    rows: list[int] = field(default_factory=list)
+    tokens: torch.Tensor | None = None
+    """[n] int64, parallel to rows."""
+    finite: torch.Tensor | None = None
+    """[n] bool: whether the row's logits were numbers."""
+    logprobs: tuple[list[int], Gathered] | None = None
+    """Rows that asked, and theirs."""
+    prompt_logprobs: list[tuple[int, Gathered]] = field(default_factory=list)
+    payloads: dict[str, bytes] = field(default_factory=dict)
+
+    def get(self) -> StepResult:
+        """Wait for the device and return plain data."""
+        tokens: list[list[int]] = []
+        errors = dict(self.errors)
+        if self.tokens is not None and self.finite is not None:
+            finite = self.finite.tolist()
+            errors |= {row: NON_FINITE for row, good in zip(self.rows, finite, strict=True) if not good}
+            tokens = [
+                [] if row in errors else [token] for row, token in zip(self.rows, self.tokens.tolist(), strict=True)
+            ]
+        logprobs: dict[int, list[Logprobs]] = {}
+        if self.logprobs is not None:
+            asked, gathered = self.logprobs
+            logprobs = {row: [entry] for row, entry in zip(asked, to_lists(gathered), strict=True) if row not in errors}
+        prompt = {row: to_lists(gathered) for row, gathered in self.prompt_logprobs}
+        return StepResult(self.step, self.rows, tokens, logprobs, prompt, errors, self.payloads)

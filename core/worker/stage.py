@@ -1,0 +1,136 @@
+"""From hidden states to tokens: logits, processors, choice, log-probabilities; all on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.config.sections import LogprobsMode
+from core.contracts import SampleRows
+from core.step import NewRow, StepPlan
+from core.types import SamplingParams
+from core.worker.logprobs import Gathered, gather
+from core.worker.processors import Processors, select
+from core.worker.result import PendingResult
+from core.worker.sampler import Draw, apply_temperature, draw, random_rows, truncate
+
+if TYPE_CHECKING:
+    from core.contracts import Model
+    from core.worker.batch import Batch, StepInputs
+    from core.worker.extensions import Extensions
+
+
+class SamplingStage:
+    """The second half of a step. Nothing in it reads a device value back."""
+
+    def __init__(
+        self, model: Model, batch: Batch, processors: Processors, extensions: Extensions, mode: LogprobsMode
+    ) -> None:
+        self.processors = processors
+        self._model = model
+        self._batch = batch
+        self._extensions = extensions
+        self._mode = mode
+
+    def run(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, str]) -> PendingResult:
+        """Sample the rows the plan names, write the tokens to the batch, and gather what was asked for."""
+        pending = PendingResult(step=plan.step, errors=errors)
+        ends = inputs.groups[0].query_starts[1:] if inputs.groups else _ends(plan.counts)
+        pending.prompt_logprobs = self._prompt_logprobs(plan, hidden, ends)
+        if plan.samples:
+            last = torch.tensor([ends[i] - 1 for i in plan.samples])
+            logits = self._model.logits(hidden[last.to(hidden.device, non_blocking=True)])  # [n, vocab] float32
+            self._sample(plan, logits, pending)
+        pending.payloads = self._extensions.after_sample(plan.payloads)
+        return pending
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor, pending: PendingResult) -> None:
+        rows = self._rows(plan)
+        requests = [self._request(row) for row in rows.rows]
+        names = [request.request_id for request in requests]
+        sampling = [request.sampling for request in requests]
+        pending.rows = rows.rows
+        pending.finite = logits.amax(dim=-1).isfinite()
+        asked = [i for i, params in enumerate(sampling) if params.logprobs is not None]
+        raw = logits[asked] if asked else None  # a copy: processors may change logits in place
+        logits = self._extensions.before_sample(logits, rows, plan.payloads)
+        logits, failed = self.processors.shape(logits, rows, names)
+        pending.errors |= failed
+        tokens, final = self._choose(logits, rows, sampling, names, pending)
+        self._batch.token_ids[rows.row_index, rows.length_index] = tokens
+        pending.tokens = tokens
+        if raw is not None:
+            scores = self._scores(raw, final[asked])
+            counts = [sampling[i].logprobs or 0 for i in asked]
+            pending.logprobs = ([rows.rows[i] for i in asked], gather(scores, tokens[asked], counts))
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        rows: SampleRows,
+        sampling: list[SamplingParams],
+        names: list[str],
+        pending: PendingResult,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the chosen tokens [n] and the logits they were chosen from."""
+        tokens = logits.argmax(dim=-1)
+        random = random_rows(sampling)
+        if not random:
+            return tokens, logits
+        part = select(rows, random)
+        params = [sampling[i] for i in random]
+        scaled = apply_temperature(logits if len(random) == len(sampling) else logits[random], params)
+        scaled, failed = self.processors.trim(scaled, part, [names[i] for i in random])
+        pending.errors |= failed
+        scaled = truncate(scaled, params)
+        drawn = draw(scaled, Draw(params, self._batch.seeds[part.row_index], part.length_index))
+        if len(random) == len(sampling):
+            return drawn, scaled
+        tokens[random] = drawn
+        logits[random] = scaled
+        return tokens, logits
+
+    def _scores(self, raw: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+        """Return what log-probabilities report, as `logprobs_mode` says."""
+        scores = raw if self._mode.startswith("raw") else final
+        return scores.log_softmax(dim=-1) if self._mode.endswith("logprobs") else scores
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor, ends: list[int]) -> list[tuple[int, Gathered]]:
+        """Return, per row that asked, the scores of the prompt tokens that follow this step's positions."""
+        out = []
+        for i, row in enumerate(plan.rows):
+            request = self._request(row)
+            wanted = request.sampling.prompt_logprobs
+            if wanted is None:
+                continue
+            start = plan.starts[i]
+            count = min(start + plan.counts[i], request.prompt_len - 1) - start
+            if count <= 0:
+                continue
+            first = ends[i] - plan.counts[i]
+            logits = self._model.logits(hidden[first : first + count])
+            following = self._batch.token_ids[row, start + 1 : start + 1 + count]
+            out.append((row, gather(self._scores(logits, logits), following, [wanted] * count)))
+        return out
+
+    def _rows(self, plan: StepPlan) -> SampleRows:
+        rows = [plan.rows[i] for i in plan.samples]
+        lengths = [plan.starts[i] + plan.counts[i] for i in plan.samples]
+        prompt_lens = [self._batch.prompt_lens[row] for row in rows]
+        device = self._batch.token_ids.device
+        index = torch.tensor([rows, lengths, prompt_lens]).to(device, non_blocking=True)
+        return SampleRows(rows, prompt_lens, lengths, index[0], index[1], index[2], self._batch.token_ids)
+
+    def _request(self, row: int) -> NewRow:
+        request = self._batch.requests[row]
+        assert request is not None, f"row {row} computes without a request"
+        return request
+
+
+def _ends(counts: list[int]) -> list[int]:
+    total, ends = 0, []
+    for count in counts:
+        total += count
+        ends.append(total)
+    return ends

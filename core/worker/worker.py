@@ -1,0 +1,192 @@
+"""The worker: one device's model, cache and batch, driven by plans. Knows no queue, no text and no feature."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.contracts import ForwardBatch, SamplerContext
+from core.errors import EngineError
+from core.kv_spec import KVLayout
+from core.model_spec import DecoderSpec
+from core.nn.parallel import ParallelGroup
+from core.step import StepPlan, WorkerInfo
+from core.worker.batch import Batch
+from core.worker.extensions import Extensions
+from core.worker.loading import load_model, read_spec
+from core.worker.processors import Active, Processors
+from core.worker.result import PendingResult
+from core.worker.stage import SamplingStage
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.contracts import AttentionBackend, Model, ModelSource, Platform
+    from core.plugin import Registered, Registry
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Builds a model, holds its cache and batch, and executes plans in the order they come."""
+
+    def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
+        self._config = config
+        self._registry = registry
+        self._source = source
+        self._model: Model
+        self._backend: AttentionBackend
+        self._device = "cpu"
+        self._batch: Batch
+        self._sampling: SamplingStage
+        self._extensions = Extensions(registry.runner_extensions(config))
+
+    def start(self) -> WorkerInfo:
+        """Build and fill the model. Raises `ModelError` or `ConfigError` with one clear block."""
+        registry, config = self._registry, self._config
+        chosen_platform = registry.choose("platforms", config.device.device)
+        platform: Platform = registry.load(chosen_platform)()
+        platform.start(config)
+        self._device = platform.device
+        chosen_backend = self._choose_backend(platform)
+        registry.check_combination([chosen_platform, chosen_backend])
+        self._backend = registry.load(chosen_backend)()
+        with torch.inference_mode():
+            self._model = load_model(
+                config,
+                self._source,
+                registry,
+                device=self._device,
+                dtype=getattr(torch, config.model.dtype),
+                attention=self._backend,
+                group=ParallelGroup(),
+                facts=platform.facts(),
+            )
+        log.info("attention backend %s on %s", chosen_backend.entry.name, platform.name)
+        weight_bytes = _weight_bytes(self._model)
+        return WorkerInfo(
+            layers=list(self._model.kv_layers),
+            kv_memory_bytes=platform.kv_memory_bytes(config, weight_bytes),
+            vocab_size=self._model.vocab_size,
+            weight_bytes=weight_bytes,
+            device=self._device,
+        )
+
+    def _choose_backend(self, platform: Platform) -> Registered:
+        spec = read_spec(self._config, self._source, self._registry)
+        facts = {**platform.facts(), "dtype": self._config.model.dtype, **_attention_facts(spec)}
+        return self._registry.choose("attention_backends", self._config.attention.attention_backend, facts)
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Make the cache and the batch; after this, plans can be executed."""
+        caches = _make_caches(layout, self._backend, len(self._model.kv_layers), self._device)
+        self._model.bind_kv(caches)
+        self._group_of_layer = _group_of_layer(layout)
+        max_num_seqs = self._config.scheduler.max_num_seqs or 1
+        max_model_len = self._config.model.max_model_len or 1
+        self._batch = Batch(max_num_seqs, max_model_len, layout, self._device)
+        context = SamplerContext(self._model.vocab_size, max_num_seqs, max_model_len, self._device)
+        processors = Processors([self._load_processor(r, context) for r in self._registry.entries("logits_processors")])
+        self._sampling = SamplingStage(
+            self._model, self._batch, processors, self._extensions, self._config.model.logprobs_mode
+        )
+
+    def _load_processor(self, registered: Registered, context: SamplerContext) -> Active:
+        registry = self._registry
+        made = registry.load(registered)
+        with registry.blame(registered):
+            processor = made(context)
+        return Active(processor, _explainer(registry, registered))
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> PendingResult:
+        """Run one step. Nothing is copied back here; `PendingResult.get` does that, once."""
+        errors = self._enter(plan)
+        if not plan.rows:
+            return PendingResult(step=plan.step, errors=errors)
+        inputs = self._batch.inputs(plan)
+        prepared = [self._backend.prepare(group) for group in inputs.groups]
+        batch = ForwardBatch(
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            attention=[prepared[group] for group in self._group_of_layer],
+            rows=plan.rows,
+            starts=plan.starts,
+            counts=plan.counts,
+            prompt_lens=[self._batch.prompt_lens[row] for row in plan.rows],
+            token_ids=self._batch.token_ids,
+        )
+        self._extensions.before_forward(batch, plan.payloads)
+        hidden = self._model(batch)
+        return self._sampling.run(plan, inputs, hidden, errors)
+
+    def _enter(self, plan: StepPlan) -> dict[int, str]:
+        """Apply the plan's differences; return the rows whose request failed on entering."""
+        for row in plan.ended:
+            self._sampling.processors.removed(row)
+        self._batch.apply(plan)
+        errors = {}
+        for new in plan.new:
+            error = self._sampling.processors.added(new)
+            if error is not None:
+                errors[new.row] = error
+        return errors
+
+
+def _explainer(registry: Registry, registered: Registered) -> Callable[[Exception, str], str]:
+    """Return what names plugin, distribution, version and request of an exception."""
+
+    def explain(error: Exception, request_id: str) -> str:
+        try:
+            with registry.blame(registered, request=request_id):
+                raise error
+        except EngineError as blamed:
+            return str(blamed)
+
+    return explain
+
+
+def _attention_facts(spec: Any) -> dict[str, Any]:
+    """Return what an attention backend must be able to do for this model."""
+    if not isinstance(spec, DecoderSpec):
+        return {}
+    layers = [layer.attention for layer in spec.layers]
+    return {
+        "head_size": sorted({layer.head_size for layer in layers}),
+        "window": any(layer.window for layer in layers),
+        "chunk": any(layer.chunk for layer in layers),
+        "softcap": any(layer.softcap for layer in layers),
+    }
+
+
+def _weight_bytes(model: Any) -> int:
+    """Return the bytes of all distinct parameters and buffers."""
+    seen = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    return sum(seen.values())
+
+
+def _group_of_layer(layout: KVLayout) -> list[int]:
+    groups = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
+    return [groups[layer] for layer in sorted(groups)]
+
+
+def _make_caches(layout: KVLayout, backend: AttentionBackend, num_layers: int, device: str) -> list[torch.Tensor]:
+    """Return one cache tensor per layer. Groups of one pool share its memory, slot by slot."""
+    memory = [
+        [
+            torch.zeros(pool.num_blocks * pool.slot_bytes, dtype=torch.uint8, device=device)
+            for _ in range(pool.num_slots)
+        ]
+        for pool in layout.pools
+    ]
+    caches: list[torch.Tensor | None] = [None] * num_layers
+    for group in layout.groups:
+        num_blocks = layout.pools[group.pool].num_blocks
+        shape = backend.cache_shape(group.spec, num_blocks, group.block_size)
+        dtype = getattr(torch, group.spec.dtype)
+        for slot, layer in enumerate(group.layers):
+            raw = memory[group.pool][slot][: num_blocks * group.block_size * group.spec.token_bytes]
+            caches[layer] = raw.view(dtype).view(shape)
+    return [cache for cache in caches if cache is not None]
