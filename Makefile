@@ -85,7 +85,7 @@ docs: setup ## generated pages written anew, documentation built into site/
 
 .PHONY: dist
 dist: setup ## wheel and source distribution in dist/
-	rm -rf dist build/lib build/bdist.*
+	rm -rf dist build/lib* build/bdist.*
 	$(PY) -m build --no-isolation
 
 .PHONY: format

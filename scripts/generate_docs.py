@@ -1,0 +1,103 @@
+"""Writes the pages that are made from the code: hooks, configuration, sampling parameters. `--check` only compares."""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from pathlib import Path
+
+import msgspec
+from core.plugin.docgen import hooks_page
+
+from core.config.docgen import reference_page
+from core.config.fields import FieldTable
+from core.plugin import load_plan, make_plan
+from core.plugin.discovery import discover
+from core.types import Bound, SamplingParams
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+
+SAMPLING_INTRO = """\
+# Sampling parameters
+
+Fields of `SamplingParams`; requests to `/v1/completions` and `/v1/chat/completions` have them too. A value outside
+its limits is refused with the field's name and the limit; limits that depend on the model (vocabulary, context
+length) are checked when the request arrives.
+
+| field | type | default | limits | meaning |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def configuration_page() -> str:
+    """Return the page of all options: the engine's own, then those of the builtins, whatever else is installed."""
+    strangers = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
+    return reference_page(FieldTable(load_plan(make_plan(strangers)).options()))
+
+
+def sampling_page() -> str:
+    """Return the page of request fields, from their annotations."""
+    defaults = {field.name: field for field in msgspec.structs.fields(SamplingParams)}
+    rows = []
+    for name, hint in typing.get_type_hints(SamplingParams, include_extras=True).items():
+        bound = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Bound)), None)
+        if bound is not None:
+            kind = type_text(typing.get_args(hint)[0]).replace("|", "\\|")
+            rows.append(
+                f"| `{name}` | `{kind}` | `{default_text(defaults[name])}` | {limits_text(bound)} | {bound.doc} |\n"
+            )
+    return SAMPLING_INTRO + "".join(rows)
+
+
+def type_text(hint: typing.Any) -> str:
+    """Return a type as it is written."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return " | ".join(type_text(part) for part in typing.get_args(hint))
+    if hint is type(None):
+        return "None"
+    return hint.__name__ if typing.get_origin(hint) is None else str(hint)
+
+
+def default_text(field: msgspec.structs.FieldInfo) -> str:
+    """Return a field's default as it is written."""
+    return repr(field.default_factory() if field.default is msgspec.NODEFAULT else field.default)
+
+
+def limits_text(bound: Bound) -> str:
+    """Return the limits of a field in words."""
+    parts = []
+    if bound.low is not None:
+        parts.append(f"{'over' if bound.low_open else 'from'} {number_text(bound.low)}")
+    if bound.high is not None:
+        parts.append(f"up to {number_text(bound.high)}")
+    if bound.max_items is not None:
+        parts.append(f"at most {bound.max_items} items")
+    return ", ".join(parts)
+
+
+def number_text(value: float) -> str:
+    """Return a limit, powers of two that nobody can read as powers."""
+    powers = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    return powers.get(int(value), f"{value:g}")
+
+
+def main() -> int:
+    pages = {"hooks.md": hooks_page(), "configuration.md": configuration_page(), "sampling.md": sampling_page()}
+    stale = [
+        name
+        for name, text in pages.items()
+        if not (FOLDER / name).is_file() or (FOLDER / name).read_text(encoding="utf-8") != text
+    ]
+    if "--check" not in sys.argv:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        for name in stale:
+            (FOLDER / name).write_text(pages[name], encoding="utf-8")
+        return 0
+    if stale:
+        sys.stderr.write(f"stale generated pages in docs/reference: {', '.join(stale)}; run `make docs`\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

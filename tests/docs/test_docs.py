@@ -1,0 +1,98 @@
+"""The documentation is true: its commands run and print what it says, its pages link to pages that exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```console" in page.read_text()]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """An environment of its own, into which a page may install, that sees the packages of this one."""
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    venv.create(folder, with_pip=True)
+    paths = {"base": str(folder), "platbase": str(folder)}
+    packages, scripts = (Path(sysconfig.get_path(name, "venv", paths)) for name in ("purelib", "scripts"))
+    here = sysconfig.get_path("purelib")
+    (packages / "engine_docs.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    engine = scripts / "engine"
+    engine.write_text(
+        f"#!{scripts / 'python'}\nimport sys\nfrom core.cli.main import main\n\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    engine.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PYTHON", "COV_"))}
+    return {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str | None, str]]:
+    """Yield (language, title, text) of each fenced block."""
+    for match in BLOCK.finditer(page.read_text()):
+        yield match[1], match[2], match[3]
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of a console block with the lines it is said to print."""
+    command, expected = "", []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, expected
+            command, expected = line[2:], []
+        elif line != "...":
+            expected.append(line)
+    yield command, expected
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_print_what_the_page_says(page, environment, tmp_path):
+    for language, title, text in blocks(page):
+        if title:
+            (tmp_path / title).write_text(text)
+        if language != "console":
+            continue
+        for command, expected in commands(text):
+            done = subprocess.run(
+                command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+            for line in expected:
+                assert line in done.stdout.splitlines(), f"$ {command}\nsays\n{done.stdout}not\n{line}"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_python_on_the_pages_is_python(page):
+    for language, title, text in blocks(page):
+        if language == "python":
+            compile(text, f"{page}:{title}", "exec")
+
+
+def test_documentation_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_links_of_the_readme_lead_somewhere():
+    targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
