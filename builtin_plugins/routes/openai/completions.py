@@ -191,8 +191,9 @@ class Completions:
         ids: list[int] = [] if job.scores_only else list(completion.token_ids)
         positions: list[Any] = [] if job.scores_only else list(completion.logprobs)
         if echo and output.prompt_logprobs is not None:
-            ids = [*(output.prompt_token_ids or ()), *ids]
-            positions = [*output.prompt_logprobs, *positions]
+            prompt = output.prompt_token_ids or []
+            unknown = [None] * (len(prompt) - len(output.prompt_logprobs))
+            ids, positions = [*prompt, *ids], [*output.prompt_logprobs, *unknown, *positions]
         tokenizer = self._engine.tokenizer
         spell = None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
         return completion_logprobs(ids, positions, offset=offset, as_ids=job.tokens_as_ids, spell=spell)
