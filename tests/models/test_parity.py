@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from parity_harness import MODULES, Session, load
 
-from core.testing.checkpoints import TINY, VOCAB, make_checkpoint
+from core.testing.checkpoints import TINY, VOCAB
+from core.testing.one_sequence import Session
 
 PROMPT_LEN = 70
 """Longer than every window (24 and 40) and than the original context of long rotary positions (48)."""
 NUM_GENERATED = 8
 TOLERANCE = 1e-3
-
-torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-@pytest.fixture(params=sorted(MODULES))
-def case(request: pytest.FixtureRequest, checkpoints: Path) -> tuple[str, Path]:
-    folder = checkpoints / request.param
-    if not folder.exists():
-        make_checkpoint(request.param, folder, seed=1)
-    return request.param, folder
 
 
 def prompt(seed: int = 0) -> list[int]:
@@ -50,29 +37,24 @@ def oracle(architecture: str, folder: Path, ids: list[int]) -> tuple[list[int], 
     return tokens[PROMPT_LEN:], logits.log_softmax(-1)
 
 
-def test_every_architecture_of_the_kit_is_tested() -> None:
-    assert set(MODULES) == set(TINY)
-
-
-def test_greedy_tokens_and_log_probabilities_equal_transformers(case: tuple[str, Path]) -> None:
-    architecture, folder = case
-    ids = prompt()
-    expected_tokens, expected = oracle(architecture, folder, ids)
+@pytest.mark.parametrize("architecture", sorted(TINY))
+def test_greedy_tokens_and_log_probabilities_equal_transformers(
+    architecture: str, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    folder = checkpoint(architecture)
+    expected_tokens, expected = oracle(architecture, folder, prompt())
     decoder = load(architecture, folder)
     for chunk in (PROMPT_LEN, 16, 7):
-        session = Session(decoder)
-        pieces = [session.step(ids[i : i + chunk]) for i in range(0, PROMPT_LEN, chunk)]
-        tokens: list[int] = []
-        for _ in range(NUM_GENERATED):
-            tokens.append(int(pieces[-1][-1].argmax()))
-            pieces.append(session.step([tokens[-1]]))
+        tokens, found = Session(decoder).generate(prompt(), NUM_GENERATED, chunk)
         assert tokens == expected_tokens, f"in chunks of {chunk}"
-        assert (torch.cat(pieces) - expected).abs().max() < TOLERANCE, f"in chunks of {chunk}"
+        assert (found - expected).abs().max() < TOLERANCE, f"in chunks of {chunk}"
 
 
-def test_early_tokens_move_the_last_logits(case: tuple[str, Path]) -> None:
-    architecture, folder = case
-    decoder = load(architecture, folder)
+@pytest.mark.parametrize("architecture", sorted(TINY))
+def test_early_tokens_move_the_last_logits(
+    architecture: str, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    decoder = load(architecture, checkpoint(architecture))
     ids = prompt()
     swapped = [*ids[:10], ids[11], ids[10], *ids[12:]]
     last = [Session(decoder).step(tokens)[-1] for tokens in (ids, swapped)]

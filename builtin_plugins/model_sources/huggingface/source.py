@@ -33,6 +33,8 @@ _SAMPLING: Final = {
     "max_new_tokens": "max_tokens",
 }
 """Fields of generation_config.json and the sampling parameters they are defaults of."""
+DEFAULT_CONTEXT: Final = 2048
+"""Where the config states no length."""
 _SAMPLED_BYTES: Final = 1 << 16
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _STRETCHING: Final = ("linear", "dynamic", "yarn")
@@ -137,7 +139,7 @@ def _context(stated: Mapping[str, Any], path: Path) -> int:
     """Return the longest context the model states, rotary scaling included."""
     name = next((name for name in _LENGTHS if stated.get(name) is not None), None)
     if name is None:
-        return ModelSource.__dataclass_fields__["max_model_len"].default
+        return DEFAULT_CONTEXT
     length = stated[name]
     if not isinstance(length, int) or length < 1:
         raise ModelError(f"{name} in {path} is {length!r}; it must be a positive integer.")

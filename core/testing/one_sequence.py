@@ -1,0 +1,109 @@
+"""Runs a model step by step without an engine: one sequence, its keys and values in one plain cache.
+
+For parity tests of architectures: what a `Session` computes in one step, in chunks or token by token must be
+equal, and equal to the truth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from core.contracts import AttentionParams, BuildContext, ForwardBatch
+from core.nn.linear import PlainWeights
+from core.nn.parallel import ParallelGroup
+from core.ops.table import OpTable
+
+
+class OneSequenceAttention:
+    """Attention over one sequence; the cache is [2, length, kv_heads, head_size] and the plan its first position."""
+
+    graph_support = "none"
+
+    def cache_shape(self, spec: Any, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Return the shape of one layer's cache."""
+        return (2, num_blocks * block_size, spec.kv_heads, spec.head_size)
+
+    def prepare(self, inputs: Any) -> Any:
+        """Return the first position of the step."""
+        return inputs.kv_lens[0] - inputs.query_starts[1]
+
+    def attend(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        plan: int,
+    ) -> torch.Tensor:
+        """Write key and value, return attention; every score is computed."""
+        end = plan + query.shape[0]
+        cache[0, plan:end], cache[1, plan:end] = key, value
+        group = params.heads // params.kv_heads
+        keys = cache[0, :end].repeat_interleave(group, 1)
+        values = cache[1, :end].repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * params.scale
+        if params.softcap is not None:
+            scores = torch.tanh(scores / params.softcap) * params.softcap
+        at, seen = torch.arange(plan, end)[:, None], torch.arange(end)[None]
+        hidden = seen > at
+        if params.window is not None:
+            hidden |= at - seen >= params.window
+        if params.chunk is not None:
+            hidden |= at // params.chunk != seen // params.chunk
+        scores = scores.masked_fill(hidden, float("-inf"))
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+
+
+def plain_context(group: ParallelGroup | None = None, dtype: torch.dtype = torch.float32) -> BuildContext:
+    """Return a context of plain weights, reference ops and `OneSequenceAttention`."""
+    return BuildContext(dtype, "cpu", OneSequenceAttention(), PlainWeights(), OpTable(), group or ParallelGroup())
+
+
+def read_config(folder: str | Path) -> SimpleNamespace:
+    """Return a checkpoint's config.json as an object with attributes."""
+    return SimpleNamespace(**json.loads((Path(folder) / "config.json").read_text()))
+
+
+class Session:
+    """One sequence of a loaded model. A model has one session at a time."""
+
+    def __init__(self, model: Any, length: int = 256) -> None:
+        self._model = model
+        self.position = 0
+        specs = [layer.spec for layer in model.kv_layers]
+        model.bind_kv([torch.zeros(2, length, spec.kv_heads, spec.head_size) for spec in specs])
+
+    @torch.inference_mode()
+    def step(self, ids: Sequence[int]) -> torch.Tensor:
+        """Compute the next tokens and return the log-probabilities after each, [len(ids), vocab]."""
+        start, tokens = self.position, torch.tensor(list(ids))
+        batch = ForwardBatch(
+            input_ids=tokens,
+            positions=torch.arange(start, start + len(ids)),
+            attention=[start] * len(self._model.kv_layers),
+            rows=[0],
+            starts=[start],
+            counts=[len(ids)],
+            prompt_lens=[len(ids)],
+            token_ids=tokens[None],
+        )
+        self.position += len(ids)
+        logits: torch.Tensor = self._model.logits(self._model(batch))
+        return logits.log_softmax(-1)
+
+    def generate(self, ids: Sequence[int], num_tokens: int, chunk: int | None = None) -> tuple[list[int], torch.Tensor]:
+        """Return greedy tokens after a prompt, computed `chunk` tokens a step, and all log-probabilities."""
+        chunk = chunk or len(ids)
+        pieces = [self.step(ids[i : i + chunk]) for i in range(0, len(ids), chunk)]
+        tokens: list[int] = []
+        for _ in range(num_tokens):
+            tokens.append(int(pieces[-1][-1].argmax()))
+            pieces.append(self.step(tokens[-1:]))
+        return tokens, torch.cat(pieces)

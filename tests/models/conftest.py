@@ -1,0 +1,77 @@
+"""Checkpoints and builders shared by the tests of models."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core.nn.decoder import Decoder
+from core.nn.parallel import ParallelGroup
+from core.plugin import load_plan, make_plan
+from core.plugin.registry import Registry
+from core.testing.checkpoints import make_checkpoint
+from core.testing.one_sequence import plain_context, read_config
+
+torch.set_num_threads(1)
+
+MODULES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "Olmo2ForCausalLM": "olmo2",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+
+Load = Callable[..., Decoder]
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    return load_plan(make_plan([]))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from architecture to its tiny checkpoint, made once."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def folder_of(architecture: str) -> Path:
+        folder = root / architecture
+        return folder if folder.exists() else make_checkpoint(architecture, folder, seed=1)
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def spec_of() -> Callable[[str, Any], Any]:
+    """Return a function that reads the facts an architecture finds in a config."""
+
+    def read(architecture: str, config: Any) -> Any:
+        return importlib.import_module(f"builtin_plugins.models.{MODULES[architecture]}").spec(config)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def load(spec_of: Callable[[str, Any], Any]) -> Load:
+    """Return a function that builds and fills the decoder of a checkpoint."""
+
+    def build(architecture: str, folder: Path, group: ParallelGroup | None = None) -> Decoder:
+        decoder = Decoder(spec_of(architecture, read_config(folder)), plain_context(group))
+        decoder.load_weights(load_file(folder / "model.safetensors").items())
+        return decoder
+
+    return build
