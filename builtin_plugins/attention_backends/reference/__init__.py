@@ -1,0 +1,1 @@
+"""Attention in readable torch: the oracle."""

@@ -1,0 +1,81 @@
+"""Paged attention, sequence by sequence, as the formulas say it. Every other backend is compared with this one."""
+
+from __future__ import annotations
+
+import torch
+
+from core.api import AttentionInputs, AttentionParams, KVSpec
+
+
+class ReferenceAttention:
+    """Keys and values of a block are stored as [2, block_size, kv_heads, head_size]."""
+
+    graph_support = "none"
+
+    def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Return [num_blocks, 2, block_size, kv_heads, head_size]."""
+        return (num_blocks, 2, block_size, spec.kv_heads, spec.head_size)
+
+    def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
+        """Nothing needs planning."""
+        return inputs
+
+    def attend(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        plan: AttentionInputs,
+    ) -> torch.Tensor:
+        """Write keys and values, then let each sequence look at what it may see."""
+        blocks, offsets = plan.slots // plan.block_size, plan.slots % plan.block_size
+        cache[blocks, 0, offsets] = key
+        cache[blocks, 1, offsets] = value
+        out = torch.empty_like(query)
+        for i, kv_len in enumerate(plan.kv_lens):
+            start, end = plan.query_starts[i], plan.query_starts[i + 1]
+            first = _first_visible(params, kv_len - (end - start)) // plan.block_size
+            table = plan.block_table[i, first : -(-kv_len // plan.block_size)]
+            keys, values = cache[table, 0].flatten(0, 1), cache[table, 1].flatten(0, 1)
+            seen = kv_len - first * plan.block_size
+            positions = torch.arange(kv_len - (end - start), kv_len, device=query.device)
+            out[start:end] = _attend(
+                params, query[start:end], keys[:seen], values[:seen], positions, first * plan.block_size
+            )
+        return out
+
+
+def _first_visible(params: AttentionParams, position: int) -> int:
+    """Return the first position that the token at `position` sees; what lies before may be stale."""
+    if params.window is not None:
+        return max(0, position - params.window + 1)
+    if params.chunk is not None:
+        return position // params.chunk * params.chunk
+    return 0
+
+
+def _attend(
+    params: AttentionParams,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    key_start: int,
+) -> torch.Tensor:
+    """Return [n, heads, head_size] for one sequence; keys [m, kv_heads, head_size] begin at `key_start`."""
+    per_kv = params.heads // params.kv_heads
+    key = key.float().repeat_interleave(per_kv, dim=1)  # [m, heads, head_size]
+    value = value.float().repeat_interleave(per_kv, dim=1)
+    scores = torch.einsum("nhd,mhd->hnm", query.float(), key) * params.scale
+    if params.softcap is not None:
+        scores = params.softcap * torch.tanh(scores / params.softcap)
+    key_positions = torch.arange(key_start, key_start + len(key), device=query.device)
+    hidden = key_positions[None] > positions[:, None]
+    if params.window is not None:
+        hidden |= key_positions[None] <= positions[:, None] - params.window
+    if params.chunk is not None:
+        hidden |= key_positions[None] < (positions[:, None] // params.chunk * params.chunk)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hnm,mhd->nhd", weights, value).to(query.dtype)

@@ -1,0 +1,1 @@
+"""Devices the engine runs on."""
