@@ -30,7 +30,8 @@ def write_package(name: str, kind: str, folder: Path) -> list[Path]:
     for source, place in _files(kind):
         file = folder / _renamed(place, name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_renamed(source.read_text().replace("KIND", KINDS[kind].noun), name))
+        text = source.read_text().replace("KIND_NAME", kind).replace("KIND", KINDS[kind].noun)
+        file.write_text(_renamed(text, name))
         written.append(file)
     return sorted(written)
 

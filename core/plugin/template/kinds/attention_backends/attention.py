@@ -1,0 +1,73 @@
+"""An attention backend: writes new keys and values into the paged cache and attends over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from core.api import AttentionInputs, AttentionParams, KVSpec
+
+
+class Acme:
+    """Gathers each sequence's keys and values and attends in float32: simple, exact, slow."""
+
+    graph_support = "none"
+
+    def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Return [2, tokens, kv_heads, head_size]: keys, then values."""
+        return (2, num_blocks * block_size, spec.kv_heads, spec.head_size)
+
+    def prepare(self, inputs: AttentionInputs) -> Any:
+        """Return, per sequence, its tokens in the step and the cache slots of all its tokens."""
+        offsets = torch.arange(inputs.block_size, device=inputs.block_table.device)
+        slots = (inputs.block_table.long()[:, :, None] * inputs.block_size + offsets).flatten(1)
+        spans = zip(inputs.query_starts, inputs.query_starts[1:], inputs.kv_lens, strict=False)
+        plans = [(start, end, length, slots[i]) for i, (start, end, length) in enumerate(spans)]
+        return inputs.slots, plans
+
+    def attend(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Any,
+    ) -> torch.Tensor:
+        """Write key and value to the cache, return attention [num_tokens, heads, head_size]."""
+        slots, sequences = plan
+        cache[0, slots], cache[1, slots] = key, value
+        out = torch.empty_like(query)
+        for start, end, length, every in sequences:
+            # Positions outside every window are not read: their blocks may hold another request's tokens by now.
+            first = _first_visible(params, length - (end - start))
+            read = every[first:length]
+            keys, values = cache[0, read].float(), cache[1, read].float()
+            out[start:end] = _attend_one(params, query[start:end].float(), keys, values, length, first)
+        return out
+
+
+def _first_visible(params: AttentionParams, position: int) -> int:
+    """Return the first position that the token at `position` sees."""
+    first = 0 if params.window is None else max(0, position - params.window + 1)
+    return first if params.chunk is None else max(first, position - position % params.chunk)
+
+
+def _attend_one(
+    params: AttentionParams, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: int, first: int
+) -> torch.Tensor:
+    group = params.heads // params.kv_heads
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * params.scale  # [heads, queries, keys]
+    if params.softcap is not None:
+        scores = params.softcap * torch.tanh(scores / params.softcap)
+    at = torch.arange(length - query.shape[0], length, device=query.device)[:, None]
+    seen = torch.arange(first, length, device=query.device)
+    visible = seen <= at
+    if params.window is not None:
+        visible &= seen > at - params.window
+    if params.chunk is not None:
+        visible &= seen // params.chunk == at // params.chunk
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)

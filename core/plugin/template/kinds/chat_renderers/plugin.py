@@ -1,0 +1,11 @@
+"""What acme brings: an entry, imported only when it is chosen."""
+
+from __future__ import annotations
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_chat_renderers() -> list[Entry]:
+    """Return the entry."""
+    return [Entry("acme", "engine_acme.renderer:Acme", "messages as lines of role and text", priority=-10)]

@@ -1,0 +1,42 @@
+"""A chat renderer: turns messages into the prompt text a model was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from core.api import EngineConfig, InvalidRequest, ModelSource, Tokenizer
+
+
+class Acme:
+    """One `role: text` line per message; the answer begins after `assistant: `."""
+
+    def __init__(self, tokenizer: Tokenizer, source: ModelSource, config: EngineConfig) -> None:
+        pass
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt. Raises `InvalidRequest` naming the message that cannot be rendered."""
+        if not messages:
+            raise InvalidRequest("messages", "is empty; give at least one message.")
+        if tools:
+            raise InvalidRequest("tools", "this renderer has no way to show tools; leave them out.")
+        prompt = "\n".join(_line(i, message) for i, message in enumerate(messages))
+        if continue_final_message:
+            return prompt
+        return prompt + "\n" + ("assistant: " if add_generation_prompt else "")
+
+
+def _line(index: int, message: Any) -> str:
+    for field in ("role", "content"):
+        if not isinstance(message, Mapping) or not isinstance(message.get(field), str):
+            raise InvalidRequest(f"messages[{index}].{field}", "must be a text.")
+    return f"{message['role']}: {message['content']}"

@@ -1,0 +1,42 @@
+"""A logits processor: forbids the tokens a request lists as `extra_args={"acme": [ids]}`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from core.api import SamplerContext, SampleRows, SamplingParams
+
+
+class Acme:
+    """Keeps, for each row that asked, the tokens it forbids."""
+
+    params: tuple[str, ...] = ("extra_args.acme",)
+    argmax_invariant = False
+
+    def __init__(self, context: SamplerContext) -> None:
+        self._device = context.device
+        self._vocab_size = context.vocab_size
+        self._tokens: dict[int, torch.Tensor] = {}
+
+    def wants(self, sampling: SamplingParams) -> bool:
+        """Say whether the request lists any."""
+        return bool((sampling.extra_args or {}).get("acme"))
+
+    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+        """Remember the row's tokens, on the device."""
+        listed = [token for token in (sampling.extra_args or {})["acme"] if 0 <= token < self._vocab_size]
+        self._tokens[row] = torch.tensor(listed, dtype=torch.int64, device=self._device)
+
+    def removed(self, row: int) -> None:
+        """Forget the row."""
+        self._tokens.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """Make the tokens of each row impossible."""
+        for i, row in enumerate(rows.rows):
+            logits[i, self._tokens[row]] = float("-inf")
+        return logits

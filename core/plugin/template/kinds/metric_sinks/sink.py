@@ -1,0 +1,21 @@
+"""A metric sink: takes the numbers of each step and each request. Called between steps, so it must be quick."""
+
+from __future__ import annotations
+
+from core.api import EngineConfig, RequestStats, StepStats
+
+
+class Acme:
+    """Sums over the life of one engine."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.generated_tokens = 0
+        self.finished_requests = 0
+
+    def step(self, stats: StepStats) -> None:
+        """Take the numbers of one engine step."""
+        self.generated_tokens += stats.generated_tokens
+
+    def request(self, stats: RequestStats) -> None:
+        """Take the numbers of one finished request."""
+        self.finished_requests += 1

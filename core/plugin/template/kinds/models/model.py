@@ -1,0 +1,17 @@
+"""An architecture: from a checkpoint's config.json to the facts one decoder is built from."""
+
+from __future__ import annotations
+
+from core.api import DecoderSpec, LayerSpec, ModelFacts, NormSpec, WeightNames
+
+NAMES = WeightNames()
+"""Where the checkpoint keeps each tensor; name what differs from the usual."""
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts. Raises `ModelError` naming a field that is missing or cannot work."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
+    layer = LayerSpec(attention=facts.attention(), mlp=facts.mlp(), attention_in=norm, mlp_in=norm)
+    layers = (layer,) * facts.count("num_hidden_layers")
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

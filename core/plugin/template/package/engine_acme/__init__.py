@@ -1,0 +1,1 @@
+"""KIND `acme` for the engine."""

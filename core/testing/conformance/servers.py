@@ -1,0 +1,36 @@
+"""What every server must keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.config import EngineConfig
+from core.testing.echo_engine import EchoEngine
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+
+def _server(subject: Subject) -> Any:
+    config = EngineConfig()
+    return subject.target(EchoEngine(config), config, {})
+
+
+def check_is_made_without_listening(subject: Subject) -> None:
+    """Making a server takes no port, so two can be made at once; `run` is what serves."""
+    first, second = _server(subject), _server(subject)
+    assert first is not second, f"{subject.entry.name}: both constructions returned one server; keep no shared state."
+
+
+def check_asks_each_group_for_its_routes(subject: Subject) -> None:
+    """Every group it is given is carried: its `routes` are asked for when the server is made."""
+    asked = []
+
+    class Group:
+        def routes(self) -> list[Any]:
+            asked.append(self)
+            return []
+
+    config = EngineConfig()
+    subject.target(EchoEngine(config), config, {"one": Group(), "two": Group()})
+    assert len({id(group) for group in asked}) == 2, f"{subject.entry.name}: some route groups were never asked."

@@ -1,0 +1,64 @@
+"""Every builtin passes the suite of its kind; every kind has one."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from core.plugin import KINDS, load_plan, make_plan
+from core.plugin.entry import Entry
+from core.testing import conformance
+from core.testing.conformance import Case, Subject
+
+
+def builtin_cases() -> list[Case]:
+    """Every check of every entry that this installation brings."""
+    return conformance.cases(*(ref.name for ref in make_plan().plugins if ref.builtin))
+
+
+@pytest.mark.parametrize("case", builtin_cases(), ids=str)
+def test_builtin_keeps_its_contract(case: Case) -> None:
+    case()
+
+
+def test_every_builtin_entry_has_a_target_that_can_be_imported() -> None:
+    registry = load_plan(make_plan())
+    for kind in KINDS:
+        for registered in registry.entries(kind):
+            assert callable(registry.load(registered))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_suite_of_its_own(kind: str) -> None:
+    own = vars(importlib.import_module(f"core.testing.conformance.{kind}"))
+    assert [name for name in own if name.startswith("check_")]
+
+
+class NoKey:
+    """A scheduling policy without its method."""
+
+
+class WrongKey:
+    """A scheduling policy whose method cannot be called as the kernel does."""
+
+    def key(self) -> tuple[float, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        (NoKey, "NoKey has no method key; SchedulingPolicy asks for it."),
+        (WrongKey, "WrongKey.key(self) -> tuple[float, ...] cannot be called as key(self, request"),
+    ],
+)
+def test_a_target_without_its_contracts_methods_fails(target: type, error: str) -> None:
+    results = conformance.run(Subject("scheduling_policies", Entry("x", target, "x"), target))
+    failed = {result.check: result.error for result in results if not result.passed}
+    assert str(failed["has the methods of its contract"]).startswith(error)
+
+
+def test_a_poor_summary_fails() -> None:
+    results = conformance.run(Subject("commands", Entry("x", "a:b", ""), object))
+    assert "summary is one line" in [result.check for result in results if not result.passed]
