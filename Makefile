@@ -73,7 +73,7 @@ check: setup ## format, lint, types, import layers, generated pages
 
 .PHONY: bench
 bench: setup ## the benchmarks
-	@for script in benchmarks/*/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+	@for script in $(wildcard benchmarks/*/bench_*.py tests/bench/bench_*.py); do echo "== $$script"; $(PY) $$script; done
 	$(PY) -m pytest -m bench || [ $$? = 5 ] # 5: there is none
 
 # --- deliver -----------------------------------------------------------------------------------------------
