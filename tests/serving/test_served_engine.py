@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -17,25 +19,34 @@ COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 USER = [{"role": "user", "content": TEXT}]
 
 
-@pytest.fixture(scope="module")
-def url():
-    flags = ["--port", "0", "--max-model-len", "512", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+def start(*flags):
+    """Start a server on a free port; return the process and its URL."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *flags],
+        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", "0", "--max-model-len", "512", *flags],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
     line = process.stdout.readline()
-    try:
-        assert line.startswith("Serving scripted: on http://127.0.0.1:"), f"the server said {line!r}"
-        yield line.split()[-1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        status = process.wait(30)
-        process.stdout.close()
-    assert status == 0
+    if not line.startswith("Serving scripted: on http://127.0.0.1:"):
+        process.kill()
+        raise AssertionError(f"the server said {line!r}")
+    return process, line.split()[-1]
+
+
+def stop(process):
+    process.send_signal(signal.SIGTERM)
+    status = process.wait(30)
+    process.stdout.close()
+    return status
+
+
+@pytest.fixture(scope="module")
+def url():
+    process, url = start("--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
+    yield url
+    assert stop(process) == 0
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +154,31 @@ def test_metrics_count_tokens(url):
 def test_tokenize_and_back(url):
     tokens = httpx.post(f"{url}/tokenize", json={"messages": USER}).json()["tokens"]
     assert TEXT.split("<")[0] in httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json()["prompt"]
+
+
+def test_sigterm_lets_open_streams_finish():
+    process, url = start("--scripted-tokens-per-second", "100")
+
+    def stream(begun):
+        body = {"prompt": "0123456789" * 5, "max_tokens": 100, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
+            lines = reply.iter_lines()
+            first = next(lines)
+            begun.release()
+            return [first, *lines]
+
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(5) as pool:
+        streams = [pool.submit(stream, begun) for _ in range(5)]
+        for _ in streams:
+            begun.acquire(timeout=30)
+        status = stop(process)
+        texts = [_text(done.result()) for done in streams]
+    assert texts == ["0123456789" * 5] * 5
+    assert status == 0
+
+
+def _text(lines):
+    events = [line.removeprefix("data: ") for line in lines if line]
+    assert events[-1] == "[DONE]"
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
