@@ -17,11 +17,14 @@ def grouped_moe(
 ) -> torch.Tensor:
     """Return what `reference.moe` returns, computing only the chosen experts of each token.
 
-    Devices other than the CPU have the grouped product in bfloat16 only; other dtypes take the reference there.
+    What the grouped product does not take (no token, rows that are no multiple of 16 bytes, other dtypes than
+    bfloat16 off the CPU) goes to the reference.
     """
-    if x.device.type != "cpu" and x.dtype != torch.bfloat16:
-        return reference.moe(x, gate_up, down, weights, experts, activation)
     num_tokens, top_k = experts.shape
+    aligned = all(size * x.element_size() % 16 == 0 for size in (x.shape[1], down.shape[2]))
+    served = x.device.type == "cpu" or x.dtype == torch.bfloat16
+    if not (num_tokens and aligned and served):
+        return reference.moe(x, gate_up, down, weights, experts, activation)
     flat = experts.flatten()
     order = flat.argsort(stable=True)  # [n * k] pairs of token and choice, by expert
     numbers = torch.arange(gate_up.shape[0], device=x.device)

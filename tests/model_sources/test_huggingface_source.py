@@ -1,0 +1,154 @@
+"""What a folder or hub id is, from config files alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from builtin_plugins.model_sources.huggingface.hub import is_hub_id
+from builtin_plugins.model_sources.huggingface.source import find
+from core.config import EngineConfig
+from core.config.sections import LoadConfig, ModelConfig
+from core.contracts import ModelSource
+from core.errors import ModelError
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "eos_token_id": 7, "dtype": "bfloat16"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"12345678")
+    return tmp_path
+
+
+def source_of(folder: Path, changes: dict[str, Any] | None = None, **model: Any) -> ModelSource:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **(changes or {})}))
+    source = find(str(folder), EngineConfig(ModelConfig(str(folder), **model)))
+    assert source is not None
+    return source
+
+
+def test_a_folder_says_what_it_is(folder: Path) -> None:
+    source = source_of(folder)
+    assert source.architecture == "LlamaForCausalLM"
+    assert (source.max_model_len, source.checkpoint_dtype, source.eos_token_ids) == (64, "bfloat16", (7,))
+    assert source.path == str(folder)
+
+
+def test_generation_config_gives_sampling_defaults_and_end_tokens(folder: Path) -> None:
+    stated = {"temperature": 0.6, "top_k": 20, "eos_token_id": [7, 9], "max_new_tokens": 50, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(stated))
+    source = source_of(folder)
+    assert source.sampling_defaults == {"temperature": 0.6, "top_k": 20, "max_tokens": 50}
+    assert source.eos_token_ids == (7, 9)
+
+
+def test_generation_config_may_come_from_another_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    with pytest.raises(ModelError, match="--generation-config"):
+        source_of(folder, generation_config=str(other))
+    (other / "generation_config.json").write_text('{"top_p": 0.5}')
+    assert source_of(folder, generation_config=str(other)).sampling_defaults == {"top_p": 0.5}
+
+
+def test_identity_changes_with_config_and_weights(folder: Path) -> None:
+    first = source_of(folder).identity
+    assert source_of(folder).identity == first
+    assert source_of(folder, hf_overrides={"eos_token_id": 8}).identity != first
+    (folder / "model.safetensors").write_bytes(b"12345679")
+    assert source_of(folder).identity != first
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_position_embeddings": None, "n_positions": 32}, 32),
+        ({"max_position_embeddings": None}, 2048),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 256),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}, 128),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, 64),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 1e4}, 64),
+    ],
+)
+def test_context_length_follows_the_config(folder: Path, changes: dict[str, Any], expected: int) -> None:
+    assert source_of(folder, changes).max_model_len == expected
+
+
+def test_quantization_is_named(folder: Path) -> None:
+    assert source_of(folder, {"quantization_config": {"quant_method": "gptq"}}).quantization == "gptq"
+
+
+@pytest.mark.parametrize("stated", ["torch.float16", "float16"])
+def test_old_and_new_dtype_fields(folder: Path, stated: str) -> None:
+    assert source_of(folder, {"dtype": None, "torch_dtype": stated}).checkpoint_dtype == "float16"
+
+
+def test_code_of_a_checkpoint_is_never_imported(folder: Path) -> None:
+    (folder / "modeling_evil.py").write_text("raise SystemExit('imported')")
+    source = source_of(folder, {"auto_map": {"AutoConfig": "modeling_evil.Config"}}, trust_remote_code=False)
+    assert source.architecture == "LlamaForCausalLM"
+
+
+def test_finding_a_model_imports_neither_torch_nor_transformers(folder: Path) -> None:
+    program = (
+        "import sys; from core.config import EngineConfig; "
+        "from builtin_plugins.model_sources.huggingface.source import find; "
+        f"find({str(folder)!r}, EngineConfig()); "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+# --- the hub ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-0.6B", "a/b.c_d"])
+def test_hub_ids(name: str) -> None:
+    assert is_hub_id(name)
+
+
+@pytest.mark.parametrize("name", ["./model", "/tmp/model", "~/model", "a/b/c", "../x", "a b", "scripted:", "a--b", ""])
+def test_paths_are_no_hub_ids(name: str) -> None:
+    assert not is_hub_id(name)
+    assert find(name or "/nowhere", EngineConfig()) is None
+
+
+def test_hub_files_are_fetched_as_configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    config = EngineConfig(ModelConfig(revision="v1", hf_token="t"), LoadConfig(load_format="dummy", download_dir="/d"))
+    source = find("owner/name", config)
+    assert source is not None
+    assert (source.name, source.path, source.origin) == ("owner/name", str(folder), "hub id owner/name")
+    assert (asked["revision"], asked["token"], asked["cache_dir"]) == ("v1", "t", "/d")
+    assert "*.safetensors" not in asked["allow_patterns"], "dummy weights need no files"
+    assert not any(pattern.endswith(".py") for pattern in asked["allow_patterns"])
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (LocalEntryNotFoundError("offline"), "the hub cannot be reached .* copy the cache"),
+        (RuntimeError("tls"), "cannot be fetched from the hub: tls"),
+    ],
+)
+def test_an_unreachable_hub_says_what_to_do(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(name: str, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelError, match=message):
+        find("owner/name", EngineConfig())

@@ -1,0 +1,249 @@
+"""What a checkpoint may look like, and every way it can be broken: one clear block each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from core.config import EngineConfig
+from core.config.sections import LoadConfig, ModelConfig
+from core.errors import ModelError
+from core.nn.parallel import ParallelGroup
+from core.plugin.registry import Registry
+from core.testing.checkpoints import make_checkpoint
+from core.testing.one_sequence import OneSequenceAttention, Session
+from core.worker.loading import load_model
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
+    """Return a copy of a good Llama checkpoint that a test may break."""
+    return Path(shutil.copytree(checkpoint("LlamaForCausalLM"), tmp_path / "model"))
+
+
+@pytest.fixture
+def open_model(registry: Registry) -> Open:
+    """Return a function that finds and loads a model as a worker does."""
+
+    def load(folder: Path, *, load_format: str = "auto", dtype: torch.dtype = torch.float32, **model: Any) -> Any:
+        config = EngineConfig(ModelConfig(str(folder), **model), LoadConfig(load_format))
+        source = registry.find_model(str(folder), config)
+        assert source is not None
+        return load_model(
+            config,
+            source,
+            registry,
+            device="cpu",
+            dtype=dtype,
+            attention=OneSequenceAttention(),
+            group=ParallelGroup(),
+        )
+
+    return load
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def same_logits(one: Any, other: Any) -> bool:
+    ids = list(range(20, 40))
+    return torch.equal(Session(one).step(ids), Session(other).step(ids))
+
+
+# --- good ones -------------------------------------------------------------------------------------------
+
+
+def test_shards_equal_a_single_file(folder: Path, open_model: Open) -> None:
+    whole = open_model(folder)
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, mine in parts.items():
+        save_file({name: tensors[name].clone() for name in mine}, folder / file)
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {name: file for file, mine in parts.items() for name in mine}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert same_logits(whole, open_model(folder))
+
+
+def test_tied_checkpoint_may_repeat_the_head(checkpoint: Callable[[str], Path], tmp_path: Path, open_model: Open) -> None:
+    folder = Path(shutil.copytree(checkpoint("Qwen3ForCausalLM"), tmp_path / "tied"))
+    plain = open_model(folder)
+    change_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert same_logits(plain, open_model(folder))
+
+
+def test_gpt2_names_without_their_prefix_are_known(
+    checkpoint: Callable[[str], Path], tmp_path: Path, open_model: Open
+) -> None:
+    folder = Path(shutil.copytree(checkpoint("GPT2LMHeadModel"), tmp_path / "gpt2"))
+    plain = open_model(folder)
+
+    def as_on_the_hub(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+
+    change_weights(folder, as_on_the_hub)
+    assert same_logits(plain, open_model(folder))
+
+
+def test_bfloat16_checkpoint_is_not_copied_where_a_tensor_serves_as_it_is(tmp_path: Path, open_model: Open) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", tmp_path / "bf16", torch_dtype="bfloat16")
+    model = open_model(folder, dtype=torch.bfloat16)
+    size = (folder / "model.safetensors").stat().st_size
+    mapped = [p for p in model.parameters() if p.untyped_storage().nbytes() == size]
+    assert len(mapped) >= 2 + 3 * 4  # embedding and head; per layer two norms, output and down projection
+    assert Session(open_model(folder)).step([1, 2, 3]).isfinite().all()
+
+
+def test_dummy_weights_need_no_file_and_follow_the_seed(folder: Path, open_model: Open) -> None:
+    (folder / "model.safetensors").unlink()
+    first, again, other = (open_model(folder, load_format="dummy", seed=seed) for seed in (1, 1, 2))
+    assert same_logits(first, again)
+    assert not same_logits(first, other)
+
+
+def test_overrides_change_the_config(folder: Path, open_model: Open) -> None:
+    model = open_model(folder, hf_overrides={"rope_parameters": {"factor": 2.0}})
+    assert model.spec.layers[0].attention.rope.scaling.factor == 2.0
+    assert model.spec.layers[0].attention.rope.scaling.original == 64
+
+
+def test_served_context_bounds_the_tables(folder: Path, open_model: Open) -> None:
+    assert open_model(folder, max_model_len=32).spec.max_positions == 32
+
+
+# --- broken ones -----------------------------------------------------------------------------------------
+
+
+def break_weights(data: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(data(path.read_bytes()))
+
+    return damage
+
+
+def header(facts: Any, data: bytes = b"") -> bytes:
+    text = facts if isinstance(facts, bytes) else json.dumps(facts).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def drop(name: str) -> Callable[[Path], None]:
+    return lambda folder: change_weights(folder, lambda tensors: tensors.__delitem__(name))
+
+
+def add(name: str, *shape: int) -> Callable[[Path], None]:
+    return lambda folder: change_weights(folder, lambda tensors: tensors.update({name: torch.ones(shape)}))
+
+
+def config(**fields: Any) -> Callable[[Path], None]:
+    return lambda folder: change_config(folder, **fields)
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def lose_a_shard(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+
+
+ONE = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "empty file": (break_weights(lambda data: b""), "no safetensors file"),
+    "cut off in the header": (break_weights(lambda data: data[:100]), "cut off inside its header"),
+    "cut off in the data": (break_weights(lambda data: data[:-4]), "is cut off: tensor"),
+    "huge header": (break_weights(lambda data: b"\xff" * 64), "no safetensors file"),
+    "header is not JSON": (break_weights(lambda data: header(b"{nonsense")), "not JSON"),
+    "header is deep": (break_weights(lambda data: header(b"[" * 100_000)), "not JSON"),
+    "header is a list": (break_weights(lambda data: header([])), "no JSON object"),
+    "entry is a number": (break_weights(lambda data: header({"x": 1})), "describes tensor 'x'"),
+    "offsets outside": (break_weights(lambda data: header(ONE, b"1234")), "tensor 'x' ends at byte"),
+    "offsets negative": (
+        break_weights(lambda d: header({"x": {**ONE["x"], "data_offsets": [-8, 0]}}, b"12345678")),
+        "describes tensor 'x'",
+    ),
+    "shape and bytes differ": (
+        break_weights(lambda d: header({"x": {**ONE["x"], "shape": [3]}}, b"12345678")),
+        "its shape \\[3\\] needs 12",
+    ),
+    "unknown dtype": (break_weights(lambda d: header({"x": {**ONE["x"], "dtype": "F7"}})), "as 'F7'"),
+    "missing tensor": (drop("model.norm.weight"), "1 missing tensors: model.norm.weight"),
+    "unexpected tensor": (add("model.extra.weight", 2), "1 unexpected tensors: model.extra.weight"),
+    "wrong shape": (add("model.norm.weight", 65), "model.norm.weight: expected \\[64\\], found \\[65\\]"),
+    "only pickles": (only_pickles, "only as pytorch_model.bin, a format that can run code"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no \\*.safetensors file"),
+    "missing shard": (lose_a_shard, "1 of 2 weight files .* are missing: model-2.safetensors"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    "config is not JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read as JSON"),
+    "no architecture": (config(architectures=None), "names no architecture"),
+    "unknown architecture": (config(architectures=["LamaForCausalLM"]), "did you mean 'LlamaForCausalLM'"),
+    "unknown quantization": (config(quantization_config={"quant_method": "nune"}), "'nune', which no loaded plugin"),
+    "impossible head size": (config(head_dim=15), "rotary size 15"),
+    "heads do not divide": (config(num_attention_heads=5, head_dim=None), "does not divide into 5 attention heads"),
+    "context is no number": (config(max_position_embeddings="long"), "max_position_embeddings in .* is 'long'"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_checkpoint_is_refused_with_one_clear_block(name: str, folder: Path, open_model: Open) -> None:
+    damage, message = BROKEN[name]
+    damage(folder)
+    with pytest.raises(ModelError, match=message) as refused:
+        open_model(folder)
+    assert str(folder) in str(refused.value), "the block says where"
+
+
+def test_head_size_outside_the_attention_backend_is_refused(folder: Path, registry: Registry, open_model: Open) -> None:
+    class Narrow:
+        """Stands for a registry whose attention entry states its head sizes."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(registry, name)
+
+        def entries(self, kind: str) -> Any:
+            found = registry.entries(kind)
+            if kind != "attention_backends":
+                return found
+            entry = replace(
+                registry.entries("models")[0].entry, name="narrow", target=OneSequenceAttention, when={"head_size": {64}}
+            )
+            return [replace(registry.entries("models")[0], entry=entry)]
+
+    made: Any = Narrow()
+    settings = EngineConfig(ModelConfig(str(folder)))
+    source = registry.find_model(str(folder), settings)
+    assert source is not None
+    with pytest.raises(ModelError, match="head size of 16, which the attention backend 'narrow' cannot take"):
+        load_model(
+            settings,
+            source,
+            made,
+            device="cpu",
+            dtype=torch.float32,
+            attention=OneSequenceAttention(),
+            group=ParallelGroup(),
+        )

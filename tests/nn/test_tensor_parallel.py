@@ -1,0 +1,92 @@
+"""Ranks that split every layer compute together what one rank computes alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core.errors import ModelError
+from core.nn.decoder import Decoder
+from core.nn.parallel import ParallelGroup
+from core.testing.checkpoints import make_checkpoint
+from core.testing.one_sequence import Session, plain_context, read_config
+
+
+class Meeting:
+    """Where the threads of one group exchange tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = Barrier(size)
+        self.table: list[torch.Tensor] = [torch.empty(0)] * size
+
+
+class ThreadGroup(ParallelGroup):
+    """Ranks as threads."""
+
+    def __init__(self, size: int, rank: int, meeting: Meeting) -> None:
+        super().__init__(size, rank)
+        self._meeting = meeting
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self._meeting.table[self.rank] = x.clone()
+        self._meeting.barrier.wait(60)
+        found = list(self._meeting.table)
+        self._meeting.barrier.wait(60)
+        return found
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange(x)).sum(0)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._exchange(x), -1)
+
+
+def build(module: str, folder: Path, group: ParallelGroup) -> Decoder:
+    spec: Callable[[Any], Any] = importlib.import_module(f"builtin_plugins.models.{module}").spec
+    decoder = Decoder(spec(read_config(folder)), plain_context(group))
+    decoder.load_weights(load_file(folder / "model.safetensors").items())
+    return decoder
+
+
+@pytest.mark.parametrize(
+    ("architecture", "module", "size", "overrides"),
+    [
+        ("LlamaForCausalLM", "llama", 2, {}),
+        ("Qwen3ForCausalLM", "qwen3", 4, {"vocab_size": 301}),  # copies of key-value heads; a vocabulary that is odd
+        ("Olmo2ForCausalLM", "olmo2", 2, {}),
+        ("GPT2LMHeadModel", "gpt2", 2, {}),
+        ("GPTNeoXForCausalLM", "gpt_neox", 2, {}),
+        ("Phi3ForCausalLM", "phi3", 2, {}),
+        ("Qwen3MoeForCausalLM", "qwen3_moe", 2, {}),
+    ],
+)
+def test_ranks_together_equal_one_rank(
+    tmp_path: Path, architecture: str, module: str, size: int, overrides: dict[str, Any]
+) -> None:
+    folder = make_checkpoint(architecture, tmp_path, seed=3, **overrides)
+    ids = list(range(100, 130))
+    expected = Session(build(module, folder, ParallelGroup())).step(ids)
+    meeting = Meeting(size)
+
+    def run(rank: int) -> torch.Tensor:
+        torch.set_num_threads(1)
+        return Session(build(module, folder, ThreadGroup(size, rank, meeting))).step(ids)
+
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(run, range(size)))
+    for log_probabilities in found:
+        torch.testing.assert_close(log_probabilities, expected, atol=1e-4, rtol=0)
+
+
+def test_ranks_that_do_not_divide_the_model_are_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", tmp_path)
+    with pytest.raises(ModelError, match="does not divide over 3 ranks"):
+        build("llama", folder, ThreadGroup(3, 0, Meeting(3)))

@@ -1,0 +1,118 @@
+"""The tokenizer reads what transformers reads, without transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from builtin_plugins.tokenizers.hf.fast import FastTokenizer
+from builtin_plugins.tokenizers.hf.loading import load_tokenizer
+from core.config import EngineConfig
+from core.config.sections import ModelConfig
+from core.contracts import ModelSource
+from core.errors import ModelError
+from core.testing.checkpoints import CHAT_TEMPLATE, VOCAB, write_tokenizer
+
+TEXTS = ["", "hello there", "the  inner\n\ttext", "größer 漢字 🙂", "<|im_start|>user\nhi<|im_end|>", "a" * 300]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path)
+    return tmp_path
+
+
+def open_tokenizer(folder: Path | None, **model: Any) -> Any:
+    source = ModelSource("m", "A", None, path=None if folder is None else str(folder))
+    return load_tokenizer(source, EngineConfig(ModelConfig("m", **model)))
+
+
+def set_field(folder: Path, **fields: Any) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_and_text_equal_transformers(folder: Path, text: str) -> None:
+    ours, theirs = open_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    ids = ours.encode(text)
+    assert isinstance(ours, FastTokenizer)
+    assert ids == theirs.encode(text)
+    assert ours.decode(ids) == text
+    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_facts_of_the_tokenizer(folder: Path) -> None:
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer.vocab_size == VOCAB
+    assert tokenizer.eos_token_id == VOCAB - 1
+    assert tokenizer.special_ids == {VOCAB - 3, VOCAB - 2, VOCAB - 1}
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.token_text(VOCAB - 1) == "<|im_end|>"
+    assert tokenizer.token_text(10**6) == ""
+    assert tokenizer.special_tokens_map["bos_token"] == "<|endoftext|>"
+
+
+def test_half_a_character_is_a_replacement_character(folder: Path) -> None:
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode("🙂")[:-1]).endswith("\N{REPLACEMENT CHARACTER}")
+
+
+def test_template_of_its_own_file_wins(folder: Path) -> None:
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
+    assert open_tokenizer(folder).chat_template == "from json"
+    (folder / "chat_template.jinja").write_text("from jinja")
+    assert open_tokenizer(folder).chat_template == "from jinja"
+
+
+def test_named_templates_give_the_default_one(folder: Path) -> None:
+    set_field(folder, chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}])
+    assert open_tokenizer(folder).chat_template == "d"
+
+
+def test_settings_can_ask_for_a_first_token_that_tokenizer_json_lacks(folder: Path) -> None:
+    plain = open_tokenizer(folder).encode("hi")
+    set_field(folder, add_bos_token=True)
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer.encode("hi") == [VOCAB - 3, *plain]
+    assert tokenizer.encode("hi", add_special_tokens=False) == plain
+
+
+def test_another_tokenizer_may_be_named(folder: Path) -> None:
+    assert open_tokenizer(None, tokenizer=str(folder)).vocab_size == VOCAB
+
+
+def test_without_tokenizer_json_transformers_reads_it(tmp_path: Path) -> None:
+    letters = sorted({chr(c) for c in range(33, 127)} | {"Ġ"})
+    vocab = {letter: index for index, letter in enumerate([*letters, "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    tokenizer = open_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("ab c")) == "ab c"
+    assert tokenizer.eos_token_id == vocab["<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("tokenizer.json", "{}", "tokenizer.json is no tokenizer that can be read"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read as JSON"),
+        ("tokenizer_config.json", "[]", "holds no JSON object"),
+    ],
+)
+def test_broken_files_are_named(folder: Path, file: str, text: str, message: str) -> None:
+    (folder / file).write_text(text)
+    with pytest.raises(ModelError, match=message):
+        open_tokenizer(folder)
+
+
+def test_no_tokenizer_at_all_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="--skip-tokenizer-init"):
+        open_tokenizer(None)
+    with pytest.raises(ModelError, match="--skip-tokenizer-init"):
+        open_tokenizer(tmp_path)

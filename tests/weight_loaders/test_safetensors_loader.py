@@ -1,0 +1,72 @@
+"""Tensors come out as the safetensors library wrote them, mapped instead of copied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from builtin_plugins.weight_loaders.safetensors.header import ITEM_BITS
+from builtin_plugins.weight_loaders.safetensors.loader import _DTYPES, SafetensorsLoader
+from core.config import EngineConfig
+from core.contracts import ModelSource
+from core.errors import ModelError
+
+
+def loader(folder: Path | None) -> SafetensorsLoader:
+    return SafetensorsLoader(ModelSource("m", "A", None, path=None if folder is None else str(folder)), EngineConfig())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_every_dtype_and_shape_survives(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensors = {"a": torch.ones(shape).to(dtype), "odd": torch.ones(3, dtype=torch.uint8), "b": torch.ones(5).to(dtype)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = dict(loader(tmp_path).tensors())
+    assert set(found) == set(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_tensors_share_the_mapped_file_and_writing_leaves_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(4)}, path)
+    before = path.read_bytes()
+    (_, tensor), *_ = loader(tmp_path).tensors()
+    assert tensor.untyped_storage().nbytes() == len(before)
+    tensor.fill_(1.0)
+    assert path.read_bytes() == before
+
+
+def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
+    header = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}
+    text = json.dumps(header).encode().ljust(96)
+    data = torch.tensor([1.5, -2.5]).numpy().tobytes()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" + data)
+    assert dict(loader(tmp_path).tensors())["x"].tolist() == [1.5, -2.5]
+
+
+def test_every_dtype_of_the_header_has_a_torch_dtype() -> None:
+    assert set(ITEM_BITS) == set(_DTYPES)
+    assert all(_DTYPES[name].itemsize * 8 == bits for name, bits in ITEM_BITS.items())
+
+
+def test_index_may_not_leave_its_folder(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "../other.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="outside its folder"):
+        loader(tmp_path)
+
+
+def test_a_source_without_folder_is_refused() -> None:
+    with pytest.raises(ModelError, match="no folder to read weights from"):
+        loader(None)
+
+
+def test_total_bytes_are_those_of_the_files(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(4)}, tmp_path / "model.safetensors")
+    assert loader(tmp_path).total_bytes() == (tmp_path / "model.safetensors").stat().st_size
