@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Acme:
     """Keeps, for each row that asked, the tokens it forbids."""
 
-    params: tuple[str, ...] = ("extra_args.acme",)
+    params: tuple[str, ...] = ()
     argmax_invariant = False
 
     def __init__(self, context: SamplerContext) -> None:
