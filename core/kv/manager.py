@@ -22,6 +22,8 @@ from core.kv_spec import FullAttention, KVLayout
 Appended = list[tuple[int, list[int]]]
 """(group, block ids appended to its table), groups without any left out."""
 
+PLENTY_BLOCKS: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -83,8 +85,8 @@ class KVManager:
 
     @property
     def is_plentiful(self) -> bool:
-        """Say whether a quarter of every pool is free, so that nobody misses a block taken a little early."""
-        return all(4 * pool.num_free >= pool.num_blocks for pool in self._pools)
+        """Say whether so much of every pool is free that nobody misses a block taken a little early."""
+        return all(pool.num_free >= max(PLENTY_BLOCKS, pool.num_blocks // 4) for pool in self._pools)
 
     def fits_empty(self, num_tokens: int, max_step_tokens: int) -> bool:
         """Say whether one sequence of `num_tokens` fits when nothing else is in the cache."""

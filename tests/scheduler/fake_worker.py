@@ -59,6 +59,7 @@ class Sequence:
     tables: list[list[int]]
     root: int
     hashes: list[int] = field(default_factory=list)
+    failed: bool = False
 
     def hash_at(self, position: int) -> int:
         while len(self.hashes) <= position:
@@ -99,14 +100,14 @@ class FakeWorker:
         tables = [[list(table) for table in sequence.tables] for sequence in sequences]
         touched, written = [], set()
         for sequence, table, start, count in zip(sequences, tables, plan.starts, plan.counts, strict=True):
-            writes = self._blocks(table, start, start + count, lambda spec: start)
+            writes = self._blocks(table, start, start + count, reads=False)
             assert not writes & written, "two rows write one block in one step"
             written |= writes
             for earlier in self.queue:
                 for other, blocks in zip(earlier.sequences, earlier.touched, strict=True):
                     if other is not sequence:
                         assert not writes & blocks, "a block that a step in flight uses was given to another"
-            touched.append(self._blocks(table, start, start + count, lambda spec: first_needed(spec, start)))
+            touched.append(self._blocks(table, start, start + count, reads=True))
         self.queue.append(Submitted(plan, sequences, tables, touched))
 
     def _apply(self, plan: StepPlan) -> None:
@@ -128,10 +129,11 @@ class FakeWorker:
         assert sequence is not None, "a plan names an empty row"
         return sequence
 
-    def _blocks(self, table: list[list[int]], start: int, end: int, low: Any) -> set[tuple[int, int]]:
+    def _blocks(self, table: list[list[int]], start: int, end: int, *, reads: bool) -> set[tuple[int, int]]:
         blocks = set()
         for group, ids in zip(self.layout.groups, table, strict=True):
-            for block in ids[low(group.spec) // group.block_size : (end - 1) // group.block_size + 1]:
+            low = first_needed(group.spec, start) if reads else start
+            for block in ids[low // group.block_size : (end - 1) // group.block_size + 1]:
                 assert block, "the null block is read or written"
                 blocks.add((group.pool, block))
         return blocks
@@ -143,9 +145,12 @@ class FakeWorker:
         for i, sequence in enumerate(item.sequences):
             start, end = plan.starts[i], plan.starts[i] + plan.counts[i]
             self.num_computed += end - start
-            assert end <= len(sequence.tokens), "a token is computed before it is known"
+            if end > len(sequence.tokens):
+                assert sequence.failed, "a token is computed before it is known"
+                end = len(sequence.tokens)
             self._write_and_read(sequence, item.tables[i], start, end)
             if sequence.request_id in self.fail:
+                sequence.failed = True
                 errors[plan.rows[i]] = self.fail[sequence.request_id]
                 tokens[i] = []
             elif i in plan.samples:
@@ -157,6 +162,16 @@ class FakeWorker:
                 assert end < len(sequence.tokens), "a row at the end of its tokens does not sample"
         rows = [plan.rows[i] for i in plan.samples]
         return StepResult(plan.step, rows, [tokens[i] for i in plan.samples], errors=errors)
+
+    def fail_steps(self) -> None:
+        """The steps in flight fail: what they were to write is garbage."""
+        for item in self.queue:
+            for tables, start, count in zip(item.tables, item.plan.starts, item.plan.counts, strict=True):
+                for group, table in zip(self.layout.groups, tables, strict=True):
+                    for position in range(start, start + count):
+                        cell = self.contents.setdefault((group.pool, table[position // group.block_size]), {})
+                        cell[position % group.block_size] = (-1, -1)
+        self.queue.clear()
 
     def _write_and_read(self, sequence: Sequence, tables: list[list[int]], start: int, end: int) -> None:
         for index, group in enumerate(self.layout.groups):
@@ -288,6 +303,12 @@ class Engine:
         deltas = self.scheduler.update(result)
         self._note("result", result)
         self._take(deltas)
+        self.scheduler.check()
+
+    def fail_steps(self) -> None:
+        self.worker.fail_steps()
+        self._take(self.scheduler.fail_in_flight("the device is gone"))
+        self._note("fail", "the device is gone")
         self.scheduler.check()
 
     def _take(self, deltas: list[RequestDelta]) -> None:

@@ -1,0 +1,113 @@
+"""What the scheduler does with the prefix cache."""
+
+import pytest
+from fake_worker import VOCAB, Engine
+
+from core.step import Logprobs, StepResult
+from core.types import SamplingParams
+
+
+def prompt(length, first=1):
+    return [1 + (first * 31 + i * 7) % (VOCAB - 1) for i in range(length)]
+
+
+def run_one(engine, name, **fields):
+    engine.add(name, prompt(33), 2, **fields)
+    engine.run()
+    return engine.finished[name].num_cached_tokens
+
+
+def test_a_second_request_computes_only_what_is_new():
+    engine = Engine(budget=64)
+    assert run_one(engine, "a") == 0
+    before = engine.worker.num_computed
+    assert run_one(engine, "b") == 32
+    assert engine.worker.num_computed - before <= 3
+    counters = engine.scheduler.take_counters()
+    assert (counters.cached_tokens, counters.queried_tokens) == (32, 66)
+    assert engine.scheduler.take_counters().queried_tokens == 0
+
+
+def test_a_salt_isolates():
+    engine = Engine(budget=64)
+    run_one(engine, "a", cache_salt="tenant")
+    assert run_one(engine, "b") == 0
+    assert run_one(engine, "c", cache_salt="tenant") == 32
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(skip_reading_prefix_cache=True), SamplingParams(prompt_logprobs=0)]
+)
+def test_some_requests_do_not_read_the_cache(sampling):
+    engine = Engine(budget=64)
+    run_one(engine, "a")
+    assert run_one(engine, "b", sampling=sampling) == 0
+    assert run_one(engine, "c") == 32
+
+
+def test_requests_of_one_prompt_share_it_within_a_step():
+    engine = Engine(budget=64)
+    for i in range(4):
+        engine.add(f"r{i}", prompt(33), 2)
+    engine.run()
+    assert engine.plans[0].counts == [33, 1, 1, 1]
+    engine.check_outputs()
+
+
+def test_the_answer_of_a_turn_is_found_in_the_next():
+    engine = Engine(budget=64, max_model_len=64)
+    engine.add("a", prompt(10), 15, eos_token_ids=())
+    engine.run()
+    engine.add("b", [*prompt(10), *engine.outputs["a"], 5], 3)
+    engine.run()
+    assert engine.finished["b"].num_cached_tokens == 24
+    engine.check_outputs()
+
+
+def test_reset_forgets_and_is_refused_while_something_runs():
+    engine = Engine(budget=64)
+    run_one(engine, "a")
+    engine.add("b", prompt(9, 2), 5, eos_token_ids=())
+    engine.step()
+    assert not engine.scheduler.reset_prefix_cache()
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    assert run_one(engine, "c") == 0
+
+
+def test_a_preempted_request_finds_its_own_blocks_again():
+    engine = Engine(num_blocks=12, max_model_len=44)
+    for i in range(2):
+        engine.add(f"r{i}", prompt(10, i), 30, eos_token_ids=())
+    engine.run()
+    assert engine.scheduler.num_preemptions > 0
+    resumed = [new for plan in engine.plans for new in plan.new][2:]
+    starts = [plan.starts[plan.rows.index(new.row)] for new in resumed for plan in engine.plans if new in plan.new]
+    assert any(start > 0 for start in starts)
+    engine.check_outputs()
+
+
+def test_prompt_logprobs_are_delivered_once_each_across_a_preemption():
+    engine = Engine(num_blocks=13, budget=8, max_model_len=48)
+    engine.add("a", prompt(12, 1), 36, eos_token_ids=())
+    engine.step()
+    engine.step()
+    engine.add("b", prompt(12, 2), 25, eos_token_ids=(), sampling=SamplingParams(prompt_logprobs=0))
+    seen = []
+    while engine.scheduler.has_work:
+        plan = engine.schedule()
+        if plan is None:
+            continue
+        result = engine.worker.collect()
+        entries = {}
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            sequence = engine.worker.rows[row]
+            if sequence.request_id == "b":
+                positions = range(start + 1, min(start + count, 11) + 1)
+                entries[row] = [Logprobs([sequence.tokens[p]], [-float(p)], 1) for p in positions]
+        result = StepResult(result.step, result.rows, result.tokens, prompt_logprobs=entries)
+        for delta in engine.scheduler.update(result):
+            seen += [-int(entry.values[0]) for entry in delta.prompt_logprobs or []]
+        engine.scheduler.check()
+    assert engine.scheduler.num_preemptions > 0
+    assert seen == list(range(1, 12))

@@ -1,0 +1,157 @@
+"""Scheduler and KV manager under random arrivals, ends, budgets, block counts and steps in flight.
+
+After every call all invariants are checked: `Scheduler.check` counts every block and row, the fake worker
+reads back what each row sees and refuses blocks that a step in flight still uses. At the end everything has
+ended with exactly its own tokens, nothing is held, and the journal replays every plan.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from fake_worker import LAYERS, VOCAB, Engine
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from builtin_plugins.scheduling_policies.priority import Priority
+from core.scheduler import Journal, replay
+
+BASES = [[1 + (base * 31 + i * (5 + base)) % (VOCAB - 1) for i in range(48)] for base in range(3)]
+"""Prompts share beginnings of these."""
+
+
+class Engines(RuleBasedStateMachine):
+    """One engine per run, of random shape."""
+
+    @initialize(
+        layers=st.sampled_from(sorted(LAYERS)),
+        depth=st.integers(1, 3),
+        num_blocks=st.sampled_from([10, 16, 24, 48, 400]),
+        block_size=st.sampled_from([1, 3, 4]),
+        budget=st.sampled_from([1, 4, 7, 16, 64]),
+        max_num_seqs=st.integers(1, 6),
+        chunked=st.booleans(),
+        threshold=st.sampled_from([0, 3]),
+        caching=st.sampled_from([True, True, False]),
+        priorities=st.booleans(),
+    )
+    def start(
+        self,
+        layers,
+        depth,
+        num_blocks,
+        block_size,
+        budget,
+        max_num_seqs,
+        chunked,
+        threshold,
+        caching,
+        priorities,
+    ):
+        self.folder = Path(tempfile.mkdtemp())
+        self.engine = Engine(
+            layers,
+            depth=depth,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            budget=budget,
+            max_num_seqs=max_num_seqs,
+            chunked_prefill=chunked,
+            long_prefill_token_threshold=threshold,
+            prefix_caching=caching,
+            policy=Priority() if priorities else None,
+        )
+        self.path = str(self.folder / "journal")
+        self.engine.journal = Journal(self.path, self.engine.scheduler)
+        self.names = 0
+
+    @rule(
+        base=st.integers(0, len(BASES) - 1),
+        shared=st.integers(0, 48),
+        own=st.lists(st.integers(1, VOCAB - 1), max_size=6),
+        max_tokens=st.integers(1, 30),
+        salt=st.sampled_from(["", "", "x"]),
+        priority=st.integers(0, 2),
+        copies=st.integers(1, 3),
+        ends=st.booleans(),
+    )
+    def add(self, base, shared, own, max_tokens, salt, priority, copies, ends):
+        for _ in range(copies):
+            self.names += 1
+            eos = {} if ends else {"eos_token_ids": ()}
+            prompt = [*BASES[base][:shared], *own]
+            self.engine.add(f"r{self.names}", prompt, max_tokens, cache_salt=salt, priority=priority, **eos)
+
+    @precondition(lambda self: self.names)
+    @rule(which=st.integers(0, 10_000))
+    def abort(self, which):
+        name = f"r{1 + which % self.names}"
+        known = name in self.engine.requests and name not in self.engine.finished
+        assert (self.engine.abort(name) is not None) == known
+
+    @rule()
+    def schedule(self):
+        self.engine.schedule()
+
+    @precondition(lambda self: self.engine.worker.queue)
+    @rule()
+    def collect(self):
+        self.engine.collect()
+
+    @rule(steps=st.integers(1, 8))
+    def step(self, steps):
+        for _ in range(steps):
+            self.engine.step()
+
+    @rule()
+    def reset(self):
+        free = self.engine.scheduler.kv_usage == 0
+        assert self.engine.scheduler.reset_prefix_cache() == free
+        self.engine.journal.reset_prefix_cache(0.0)
+
+    @precondition(lambda self: self.names)
+    @rule(which=st.integers(0, 10_000))
+    def fail_one(self, which):
+        self.engine.worker.fail[f"r{1 + which % self.names}"] = "failed alone"
+
+    @rule()
+    def fail_steps(self):
+        self.engine.fail_steps()
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        try:
+            self._finish(self.engine)
+        finally:
+            self.engine.journal.close()
+            shutil.rmtree(self.folder)
+
+    def _finish(self, engine):
+        engine.run()
+        engine.check_outputs()
+        engine.check_idle()
+        assert set(engine.finished) == set(engine.requests), "a request has no end"
+        assert engine.scheduler.reset_prefix_cache()
+        engine.journal.close()
+        report = replay(self.path, policy=engine.scheduler.policy)
+        assert report.identical, report.difference
+        assert report.num_plans == len(engine.plans)
+
+
+QUIET = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": False,
+    "report_multiple_bugs": False,
+}
+
+TestEngines = Engines.TestCase
+TestEngines.settings = settings(max_examples=500, stateful_step_count=40, derandomize=True, **QUIET)
+
+
+@pytest.mark.slow
+class TestManyEngines(Engines.TestCase):
+    settings = settings(max_examples=3000, stateful_step_count=80, **QUIET)
