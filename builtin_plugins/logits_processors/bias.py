@@ -1,0 +1,46 @@
+"""`logit_bias`: numbers added to the logits of single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from builtin_plugins.logits_processors.listed import ListedTokens
+from core.api import Entry, SamplerContext, SampleRows, SamplingParams, hookimpl
+
+if TYPE_CHECKING:
+    import torch
+
+
+@hookimpl
+def engine_logits_processors() -> list[Entry]:
+    """Give the processor."""
+    return [Entry("bias", f"{__name__}:LogitBias", "logit_bias: numbers added to single tokens")]
+
+
+class LogitBias:
+    """Adds each row's biases."""
+
+    params = ("logit_bias",)
+    argmax_invariant = False
+
+    def __init__(self, context: SamplerContext) -> None:
+        self._biases = ListedTokens(context.vocab_size)
+
+    def wants(self, sampling: SamplingParams) -> bool:
+        """Only requests with a bias."""
+        return bool(sampling.logit_bias)
+
+    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+        """Remember the row's biases."""
+        biases = sampling.logit_bias or {}
+        self._biases.put(row, list(biases), list(biases.values()))
+
+    def removed(self, row: int) -> None:
+        """Forget them."""
+        self._biases.drop(row)
+
+    def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """Add them all at once."""
+        places, values = self._biases.places(logits, rows)
+        return logits.reshape(-1).index_add_(0, places, values).view(logits.shape)

@@ -1,0 +1,64 @@
+"""Repetition, presence and frequency penalties, computed from the token history alone; nothing is counted along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from core.api import Entry, SamplerContext, SampleRows, SamplingParams, hookimpl
+
+if TYPE_CHECKING:
+    import torch
+
+
+@hookimpl
+def engine_logits_processors() -> list[Entry]:
+    """Give the processor."""
+    summary = "repetition, presence and frequency penalties"
+    return [Entry("penalties", f"{__name__}:Penalties", summary)]
+
+
+class Penalties:
+    """Repetition counts prompt and output, presence and frequency the output only."""
+
+    params = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    argmax_invariant = False
+
+    def __init__(self, context: SamplerContext) -> None:
+        self._penalties: dict[int, tuple[float, float, float]] = {}
+
+    def wants(self, sampling: SamplingParams) -> bool:
+        """Only requests with a penalty that does something."""
+        return _penalties(sampling) != (1.0, 0.0, 0.0)
+
+    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+        """Remember the row's penalties."""
+        self._penalties[row] = _penalties(sampling)
+
+    def removed(self, row: int) -> None:
+        """Forget them."""
+        self._penalties.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """Change the logits of every token a row has seen.
+
+        Each place of the history computes its token's final logit; a token seen twice is written twice, alike.
+        """
+        factors = logits.new_tensor([self._penalties[row] for row in rows.rows])  # [n, 3]
+        repetition, presence, frequency = factors[:, :1], factors[:, 1:2], factors[:, 2:]
+        longest = max(rows.lengths)
+        history = rows.token_ids[:, :longest].index_select(0, rows.row_index)  # [n, longest]
+        places = history.new_ones(longest).cumsum(0) - 1
+        known = places < rows.length_index[:, None]
+        history = history.where(known, history[:, :1])  # beyond a row's end: its first token once more
+        generated = known & (places >= rows.prompt_index[:, None])
+        counts = logits.new_zeros(logits.shape).scatter_add_(1, history, generated.to(logits.dtype))
+        counts = counts.gather(1, history)
+        seen = logits.gather(1, history)
+        seen = (seen / repetition).where(seen > 0, seen * repetition)
+        seen = seen - frequency * counts - presence * (counts > 0)
+        return logits.scatter_(1, history, seen)
+
+
+def _penalties(sampling: SamplingParams) -> tuple[float, float, float]:
+    return sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
