@@ -1,0 +1,1 @@
+"""logits processor `token_sets` for the engine."""

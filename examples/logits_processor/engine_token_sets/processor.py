@@ -1,0 +1,77 @@
+"""Forbids or favours sets of tokens, as a request asks with `extra_args={"token_sets": {...}}`.
+
+    {"forbid": [17, 18], "boost": {"tokens": [40, 41], "by": 5.0}}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.api import InvalidRequest
+
+if TYPE_CHECKING:
+    from core.api import SamplerContext, SampleRows, SamplingParams
+
+FIELD = "extra_args.token_sets"
+
+
+class TokenSets:
+    """Keeps, for each row that asked, its tokens and what is added to their logits."""
+
+    params: tuple[str, ...] = ()
+    argmax_invariant = False
+
+    def __init__(self, context: SamplerContext) -> None:
+        self._device = context.device
+        self._vocab_size = context.vocab_size
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def wants(self, sampling: SamplingParams) -> bool:
+        """Say whether the request brings token sets."""
+        return bool((sampling.extra_args or {}).get("token_sets"))
+
+    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+        """Put the row's sets on the device. Raises `InvalidRequest` naming what cannot be read."""
+        changes = _read((sampling.extra_args or {})["token_sets"], self._vocab_size)
+        tokens = torch.tensor(list(changes), dtype=torch.int64, device=self._device)
+        amounts = torch.tensor(list(changes.values()), dtype=torch.float32, device=self._device)
+        self._rows[row] = (tokens, amounts)
+
+    def removed(self, row: int) -> None:
+        """Forget the row."""
+        self._rows.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """Add each row's amounts to its tokens; minus infinity forbids one."""
+        for i, row in enumerate(rows.rows):
+            tokens, amounts = self._rows[row]
+            logits[i].index_add_(0, tokens, amounts)
+        return logits
+
+
+def _read(given: Any, vocab_size: int) -> dict[int, float]:
+    """Return what is added to which token; forbidding wins over boosting."""
+    if not isinstance(given, Mapping) or not set(given) <= {"forbid", "boost"}:
+        raise InvalidRequest(FIELD, f"must hold `forbid` or `boost` and nothing else, not {given!r:.100}.")
+    boost = given.get("boost") or {"tokens": [], "by": 0.0}
+    if not isinstance(boost, Mapping) or set(boost) != {"tokens", "by"}:
+        raise InvalidRequest(f"{FIELD}.boost", f"must hold `tokens` and `by`, not {boost!r:.100}.")
+    by = boost["by"]
+    if not isinstance(by, (int, float)) or not math.isfinite(by):
+        raise InvalidRequest(f"{FIELD}.boost.by", f"must be a finite number, not {by!r}.")
+    changes = dict.fromkeys(_tokens(boost["tokens"], "boost.tokens", vocab_size), float(by))
+    changes |= dict.fromkeys(_tokens(given.get("forbid") or [], "forbid", vocab_size), -math.inf)
+    return changes
+
+
+def _tokens(listed: Any, name: str, vocab_size: int) -> Sequence[int]:
+    if not isinstance(listed, (list, tuple)):
+        raise InvalidRequest(f"{FIELD}.{name}", f"must be a list of token ids, not {listed!r:.100}.")
+    for token in listed:
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{FIELD}.{name}", f"holds {token!r}; token ids are 0 to {vocab_size - 1}.")
+    return listed

@@ -1,0 +1,77 @@
+"""The plugin loads, is light, and keeps the contract of its kind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from core import LLM, RequestOutput, SamplingParams
+from core.testing import conformance
+from core.testing.plugins import load_plugins
+
+MODULE = "engine_token_sets.plugin"
+
+
+def test_token_sets_brings_what_it_says() -> None:
+    entries = conformance.entries_of_named_plugins(load_plugins(MODULE))
+    assert {registered.kind for registered in entries} == {"logits_processors"}
+
+
+@pytest.mark.parametrize("case", conformance.cases(MODULE), ids=str)
+def test_token_sets_keeps_its_contract(case: conformance.Case) -> None:
+    case()
+
+
+def test_finding_token_sets_imports_no_torch() -> None:
+    code = f"import sys, {MODULE}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("scripted:", plugins=[MODULE], max_model_len=128, num_gpu_blocks_override=64) as engine:
+        yield engine
+
+
+def answer(llm: LLM, sets: dict[str, Any] | None) -> RequestOutput:
+    params = SamplingParams(max_tokens=3, temperature=0, extra_args={"token_sets": sets} if sets else None)
+    return llm.generate("abc", params, use_tqdm=False)[0]
+
+
+def test_a_forbidden_token_is_never_generated(llm: LLM) -> None:
+    assert answer(llm, None).outputs[0].text == "abc"
+    assert ord("b") not in answer(llm, {"forbid": [ord("b")]}).outputs[0].token_ids
+
+
+def test_a_boosted_token_is_generated(llm: LLM) -> None:
+    boosted = answer(llm, {"boost": {"tokens": [ord("z")], "by": 1e6}})
+    assert boosted.outputs[0].text == "zzz"
+
+
+def test_forbidding_wins_over_boosting(llm: LLM) -> None:
+    both = answer(llm, {"forbid": [ord("z")], "boost": {"tokens": [ord("z"), ord("y")], "by": 1e6}})
+    assert both.outputs[0].text == "yyy"
+
+
+def test_neighbours_that_asked_for_nothing_are_left_alone(llm: LLM) -> None:
+    plain = SamplingParams(max_tokens=3, temperature=0)
+    boost = plain.clone(extra_args={"token_sets": {"boost": {"tokens": [ord("z")], "by": 1e6}}})
+    texts = [o.outputs[0].text for o in llm.generate(["abc", "abc"], [boost, plain], use_tqdm=False)]
+    assert texts == ["zzz", "abc"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ({"forbit": [1]}, "must hold `forbid` or `boost` and nothing else"),
+        ({"forbid": [10**9]}, "extra_args.token_sets.forbid: holds 1000000000; token ids are 0 to"),
+        ({"boost": {"tokens": [1], "by": "much"}}, "extra_args.token_sets.boost.by: must be a finite number"),
+    ],
+)
+def test_sets_that_cannot_be_read_fail_their_request_only(llm: LLM, sets: dict[str, Any], message: str) -> None:
+    assert message in str(answer(llm, sets).error)
+    assert answer(llm, None).outputs[0].text == "abc"
