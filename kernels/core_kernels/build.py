@@ -19,7 +19,7 @@ from typing import Final
 LIBRARY_NAME: Final = "libcore_kernels.so"
 FOLDER: Final = Path(__file__).parent
 COMPILERS: Final = ("c++", "g++", "clang++")
-FLAGS: Final = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wno-psabi")
+FLAGS: Final = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi")
 VARIANTS: Final = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
