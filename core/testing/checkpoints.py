@@ -131,14 +131,8 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
     `overrides` are fields of the config; `torch_dtype="bfloat16"` stores the weights in another dtype. Equal
     arguments give equal files.
     """
-    if architecture not in TINY:
-        raise ConfigError(
-            f"no tiny checkpoint for {architecture!r}; available: {', '.join(TINY)}{did_you_mean(architecture, TINY)}"
-        )
-    config_class, facts = TINY[architecture]
     dtype = getattr(torch, overrides.pop("torch_dtype", "float32"))
-    ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
-    config = getattr(transformers, config_class)(**{**facts, **ends, **overrides})
+    config = tiny_config(architecture, **overrides)
     model = getattr(transformers, architecture)(config)
     _randomise(model, seed)
     folder = Path(folder)
@@ -152,6 +146,17 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
             log.enable_progress_bar()
     write_tokenizer(folder)
     return folder
+
+
+def tiny_config(architecture: str, **overrides: Any) -> Any:
+    """Return transformers' config object of an architecture's tiny form. Raises `ConfigError` for an unknown one."""
+    if architecture not in TINY:
+        raise ConfigError(
+            f"no tiny checkpoint for {architecture!r}; available: {', '.join(TINY)}{did_you_mean(architecture, TINY)}"
+        )
+    config_class, facts = TINY[architecture]
+    ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
+    return getattr(transformers, config_class)(**{**facts, **ends, **overrides})
 
 
 def write_tokenizer(folder: str | Path) -> None:

@@ -85,7 +85,9 @@ def test_shards_equal_a_single_file(folder: Path, open_model: Open) -> None:
     assert same_logits(whole, open_model(folder))
 
 
-def test_tied_checkpoint_may_repeat_the_head(checkpoint: Callable[[str], Path], tmp_path: Path, open_model: Open) -> None:
+def test_tied_checkpoint_may_repeat_the_head(
+    checkpoint: Callable[[str], Path], tmp_path: Path, open_model: Open
+) -> None:
     folder = Path(shutil.copytree(checkpoint("Qwen3ForCausalLM"), tmp_path / "tied"))
     plain = open_model(folder)
     change_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
@@ -198,7 +200,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no \\*.safetensors file"),
     "missing shard": (lose_a_shard, "1 of 2 weight files .* are missing: model-2.safetensors"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    "config is not JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read as JSON"),
+    "config is not JSON": (
+        lambda folder: (folder / "config.json").write_text("{"),
+        "config.json cannot be read as JSON",
+    ),
     "no architecture": (config(architectures=None), "names no architecture"),
     "unknown architecture": (config(architectures=["LamaForCausalLM"]), "did you mean 'LlamaForCausalLM'"),
     "unknown quantization": (config(quantization_config={"quant_method": "nune"}), "'nune', which no loaded plugin"),
@@ -229,7 +234,10 @@ def test_head_size_outside_the_attention_backend_is_refused(folder: Path, regist
             if kind != "attention_backends":
                 return found
             entry = replace(
-                registry.entries("models")[0].entry, name="narrow", target=OneSequenceAttention, when={"head_size": {64}}
+                registry.entries("models")[0].entry,
+                name="narrow",
+                target=OneSequenceAttention,
+                when={"head_size": {64}},
             )
             return [replace(registry.entries("models")[0], entry=entry)]
 

@@ -58,7 +58,9 @@ def test_a_method_names_its_tensors_and_is_told_when_all_are_in() -> None:
             return Halves()
 
     weights = WeightMap()
-    layer = Linear(replace(plain_context(), quant=Method()), weights, "a", 2, [Slice("x", 2, "a.x"), Slice("y", 1, "a.y")])
+    layer = Linear(
+        replace(plain_context(), quant=Method()), weights, "a", 2, [Slice("x", 2, "a.x"), Slice("y", 1, "a.y")]
+    )
     weights.load(
         [
             ("a.x.weight", torch.ones(2, 2)),

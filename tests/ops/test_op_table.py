@@ -51,7 +51,9 @@ def test_a_token_does_not_depend_on_the_other_tokens_of_its_step() -> None:
     down = torch.randn(4, 8, 8, generator=generator)
     shares, chosen = torch.randn(9, 4, generator=generator).softmax(-1).topk(2, -1)
     whole = grouped_moe(x, gate_up, down, shares, chosen)
-    alone = torch.cat([grouped_moe(x[i : i + 1], gate_up, down, shares[i : i + 1], chosen[i : i + 1]) for i in range(9)])
+    alone = torch.cat(
+        [grouped_moe(x[i : i + 1], gate_up, down, shares[i : i + 1], chosen[i : i + 1]) for i in range(9)]
+    )
     torch.testing.assert_close(whole, alone, atol=1e-5, rtol=1e-5)
 
 
@@ -124,5 +126,5 @@ def test_the_first_implementation_that_fits_is_bound() -> None:
 
 def test_an_implementation_of_no_op_is_refused() -> None:
     registry: Any = Ranked([(Entry("rms_nrm/cpu", reference.silu, "x"), True)])
-    with pytest.raises(PluginError, match="plugin 'acme' .* no op 'rms_nrm'; did you mean 'rms_norm'"):
+    with pytest.raises(PluginError, match=r"plugin 'acme' .* no op 'rms_nrm'; did you mean 'rms_norm'"):
         OpTable.choose(registry, {})

@@ -1,0 +1,121 @@
+"""What every implementation of an op must hold to: it gives what the reference gives, on every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from core.errors import did_you_mean
+from core.ops import reference
+from core.ops.table import OpTable
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+_DTYPES: Final = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+_ROWS: Final = ((0,), (1,), (3,), (2, 5))
+_WIDTHS: Final = (2, 16, 66)
+Draw = Callable[..., torch.Tensor]
+
+
+def check_names_an_op(subject: Subject) -> None:
+    """The part of the name before `/` says which op it implements."""
+    op = _op(subject)
+    assert op in OpTable.names(), f"{subject.entry.name}: there is no op {op!r}{did_you_mean(op, OpTable.names())}."
+
+
+def check_equals_the_reference(subject: Subject) -> None:
+    """Over rows 0, 1, odd and nested, dtypes and strides, results equal the reference's within the dtype."""
+    expected_of: Callable[..., Any] = getattr(reference, _op(subject))
+    for dtype, tolerance in _DTYPES.items():
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int, dtype: torch.dtype = dtype, generator: torch.Generator = generator) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        for arguments in _examples(_op(subject), draw):
+            expected = _tuple(expected_of(*_copies(arguments)))
+            found = _tuple(subject.target(*_copies(arguments)))
+            shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in arguments]
+            _assert_equal(f"{subject.entry.name} on {shapes}", found, expected, tolerance)
+
+
+def _assert_equal(what: str, found: tuple[Any, ...], expected: tuple[Any, ...], tolerance: float) -> None:
+    def named(text: str) -> str:
+        return f"{what}: {text}"
+
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance, msg=named)
+
+
+def _op(subject: Subject) -> str:
+    return subject.entry.name.partition("/")[0]
+
+
+def _tuple(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _copies(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return arguments an implementation may overwrite, strides kept."""
+    return [_strided_copy(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+
+
+def _strided_copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous():
+        return tensor.clone()
+    base: Any = tensor.untyped_storage()
+    base = base.clone()
+    return torch.empty(0, dtype=tensor.dtype).set_(base, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload,no-any-return,unused-ignore]
+
+
+def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
+    """Yield arguments for an op."""
+    if op == "rotary":
+        yield from _rotary_examples(draw)
+    elif op == "moe":
+        for rows in (0, 1, 9):
+            shares, experts = draw(rows, 4).float().softmax(-1).topk(2, -1)
+            yield draw(rows, 16), draw(4, 48, 16) * 0.2, draw(4, 16, 24) * 0.2, shares, experts, "silu"
+    elif op == "embedding":
+        yield torch.tensor([0, 3, 3]), draw(5, 16)
+    else:
+        for width in _WIDTHS:
+            for rows in _ROWS:
+                yield from _row_examples(op, draw, draw(*rows, width), width)
+            yield from _row_examples(op, draw, draw(3, 2 * width + 4)[:, :width], width)  # rows with gaps between
+
+
+def _row_examples(op: str, draw: Draw, x: torch.Tensor, width: int) -> Iterator[tuple[Any, ...]]:
+    if op == "rms_norm":
+        yield x, draw(width), 1e-6
+        yield x, draw(width), 1e-5, 1.0
+    elif op == "add_rms_norm":
+        yield x, x.flip(0), draw(width), 1e-6
+        yield x, x.flip(0), draw(width), 1e-5, 1.0
+    elif op == "layer_norm":
+        yield x, draw(width), draw(width), 1e-5
+        yield x, draw(width), None, 1e-5
+    elif op == "linear":
+        yield x, draw(7, width) * width**-0.5, None
+        yield x, draw(7, width) * width**-0.5, draw(7)
+    elif op == "softcap":
+        yield x, 5.0
+    elif op.endswith("_and_mul"):
+        yield (torch.cat((x, -x), -1),)
+        yield (draw(3, 2 * width + 2)[:, : 2 * width],)
+    else:
+        yield (x,)
+
+
+def _rotary_examples(draw: Draw) -> Iterator[tuple[Any, ...]]:
+    for rows in (0, 1, 5):
+        for size, turning in ((16, 16), (16, 8), (6, 2)):
+            fused = draw(rows, 6 * size)  # query, key and value of 3, 2 and 1 heads side by side
+            query, key = fused[:, : 3 * size].view(rows, 3, size), fused[:, 3 * size : 5 * size].view(rows, 2, size)
+            table = draw(32, turning).float()
+            positions = torch.arange(rows) * 5 % 32
+            for interleaved in (False, True):
+                yield query, key, table, positions, interleaved

@@ -1,0 +1,61 @@
+"""What every quantization method must hold to, whoever wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.nn.linear import Linear, Slice
+from core.nn.weights import WeightMap
+from core.testing.one_sequence import plain_context
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+
+def check_name_is_the_entry_s(subject: Subject) -> None:
+    """`--quantization NAME` and the checkpoint's `quant_method` find it by one name."""
+    name = _make(subject).name
+    assert name == subject.entry.name, f"{subject.entry.name}: the method calls itself {name!r}; use one name."
+
+
+def check_every_layer_gets_its_own_method(subject: Subject) -> None:
+    """A method keeps what belongs to one layer, so two layers never share one."""
+    method = _make(subject)
+    first, second = method.linear("model.layers.0.a"), method.linear("model.layers.0.b")
+    assert first is not second, f"{subject.entry.name}: linear() returns one object twice; return a fresh one."
+
+
+def check_suffixes_are_named(subject: Subject) -> None:
+    """The engine expects exactly these tensors of a layer in the checkpoint."""
+    suffixes = _make(subject).linear("model.layers.0.a").suffixes
+    good = isinstance(suffixes, tuple) and suffixes and all(isinstance(suffix, str) for suffix in suffixes)
+    assert good, f"{subject.entry.name}: suffixes are {suffixes!r}; give a tuple of texts."
+    assert "bias" not in suffixes, f"{subject.entry.name}: the layer itself keeps `bias`; leave it out."
+
+
+def check_fused_slices_multiply_like_their_weights(subject: Subject) -> None:
+    """A method that reads plain weights gives their product, slice by slice, with and without tokens."""
+    if _make(subject).linear("a").suffixes != ("weight",):
+        return
+    weights, generator = WeightMap(), torch.Generator().manual_seed(0)
+    context = replace(plain_context(), quant=_make(subject))
+    layer = Linear(context, weights, "a", 64, [Slice("gate", 32, "a.gate"), Slice("up", 96, "a.up")])
+    gate, up = torch.randn(32, 64, generator=generator), torch.randn(96, 64, generator=generator)
+    weights.load([("a.gate.weight", gate), ("a.up.weight", up)])
+    layer.finish()
+    for num_tokens in (0, 1, 5):
+        x = torch.randn(num_tokens, 64, generator=generator)
+        expected = x @ torch.cat((gate, up)).T
+        found = layer(x)
+        assert found.shape == expected.shape, f"{subject.entry.name}: the product has shape {tuple(found.shape)}."
+        error = (found - expected).norm() / expected.norm().clamp(min=1e-6)
+        assert error < 0.1, f"{subject.entry.name}: the product is off by {error:.1%} of its size."
+
+
+def _make(subject: Subject) -> Any:
+    """Make the method from the entry's example of a quantization config, if it has one."""
+    target: Any = subject.target
+    return target(getattr(target, "example_config", None))
