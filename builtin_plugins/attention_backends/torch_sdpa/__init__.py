@@ -1,0 +1,1 @@
+"""Attention through torch's fused kernels."""

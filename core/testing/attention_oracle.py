@@ -1,0 +1,123 @@
+"""Drives an attention backend over paged sequences and says what it should have answered.
+
+The truth is computed densely in float64. The cache starts as NaN everywhere, blocks are dealt at random, and
+table entries that no token may see any more point at a block of NaN: a backend that reads one place too many
+shows it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from core.contracts import AttentionBackend, AttentionInputs, AttentionParams
+from core.kv_spec import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
+
+
+def dense_attention(
+    params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int
+) -> torch.Tensor:
+    """Return attention [n, heads, head_size] in float64; key and value begin at position 0, query at `start`."""
+    per_kv = params.heads // params.kv_heads
+    out = torch.empty(query.shape, dtype=torch.float64)
+    for i in range(len(query)):
+        position = start + i
+        first = first_visible(params, position)
+        for head in range(params.heads):
+            keys, values = (x[first : position + 1, head // per_kv].double() for x in (key, value))
+            scores = keys @ query[i, head].double() * params.scale
+            if params.softcap is not None:
+                scores = params.softcap * torch.tanh(scores / params.softcap)
+            out[i, head] = scores.softmax(dim=0) @ values
+    return out
+
+
+def first_visible(params: AttentionParams, position: int) -> int:
+    """Return the first position that the token at `position` sees."""
+    if params.window is not None:
+        return max(0, position - params.window + 1)
+    return 0 if params.chunk is None else position // params.chunk * params.chunk
+
+
+class PagedSequences:
+    """Some sequences in one cache of a backend, fed step by step with random queries, keys and values."""
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        params: AttentionParams,
+        *,
+        block_size: int = 16,
+        num_sequences: int = 1,
+        max_len: int = 64,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        self.backend, self.params, self.block_size, self.dtype = backend, params, block_size, dtype
+        self._random = torch.Generator().manual_seed(seed)
+        self._spec = _spec(params, dtype)
+        per_sequence = -(-max_len // block_size)
+        blocks = list(range(1, 1 + per_sequence * num_sequences))  # block 0 stays NaN
+        random.Random(seed).shuffle(blocks)
+        self._blocks = [blocks[i * per_sequence : (i + 1) * per_sequence] for i in range(num_sequences)]
+        shape = backend.cache_shape(self._spec, len(blocks) + 1, block_size)
+        self.cache = torch.full(shape, float("nan"), dtype=dtype)
+        empty = torch.empty(0, params.kv_heads, params.head_size, dtype=dtype)
+        self._keys, self._values = [empty] * num_sequences, [empty] * num_sequences
+
+    def step(self, counts: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give sequences the next tokens, by index and in this order; return the backend's answer and the truth."""
+        inputs, query, key, value = self.tokens(counts)
+        got = self.backend.attend(self.params, query, key, value, self.cache, self.backend.prepare(inputs))
+        truth, at = [], 0
+        for sequence, count in counts.items():
+            keys, values = self._keys[sequence], self._values[sequence]
+            truth.append(dense_attention(self.params, query[at : at + count], keys, values, len(keys) - count))
+            at += count
+        return got, torch.cat(truth)
+
+    def tokens(self, counts: Mapping[int, int]) -> tuple[AttentionInputs, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draw the next tokens; return a step's inputs and its query, key and value."""
+        starts, query_starts, slots = [], [0], []
+        keys, values = [], []
+        for sequence, count in counts.items():
+            start = len(self._keys[sequence])
+            starts.append(start)
+            query_starts.append(query_starts[-1] + count)
+            slots += [self._slot(sequence, position) for position in range(start, start + count)]
+            keys.append(self._draw(count, self.params.kv_heads))
+            values.append(self._draw(count, self.params.kv_heads))
+            self._keys[sequence] = torch.cat([self._keys[sequence], keys[-1]])
+            self._values[sequence] = torch.cat([self._values[sequence], values[-1]])
+        tables = [self._table(sequence, start) for sequence, start in zip(counts, starts, strict=True)]
+        inputs = AttentionInputs(
+            query_starts=query_starts,
+            kv_lens=[len(self._keys[sequence]) for sequence in counts],
+            block_table=torch.tensor(tables, dtype=torch.int32),
+            slots=torch.tensor(slots),
+            block_size=self.block_size,
+            spec=self._spec,
+        )
+        return inputs, self._draw(query_starts[-1], self.params.heads), torch.cat(keys), torch.cat(values)
+
+    def _table(self, sequence: int, start: int) -> list[int]:
+        """Return the block table of a sequence whose step begins at `start`, what lies behind replaced by NaN."""
+        first = first_visible(self.params, start) // self.block_size
+        past = -(-len(self._keys[sequence]) // self.block_size)
+        return [block if first <= i < past else 0 for i, block in enumerate(self._blocks[sequence])]
+
+    def _slot(self, sequence: int, position: int) -> int:
+        return self._blocks[sequence][position // self.block_size] * self.block_size + position % self.block_size
+
+    def _draw(self, count: int, heads: int) -> torch.Tensor:
+        return torch.randn(count, heads, self.params.head_size, generator=self._random).to(self.dtype)
+
+
+def _spec(params: AttentionParams, dtype: torch.dtype) -> KVSpec:
+    facts: Any = (params.kv_heads, params.head_size, str(dtype).removeprefix("torch."))
+    if params.window is not None:
+        return SlidingWindow(*facts, window=params.window)
+    return FullAttention(*facts) if params.chunk is None else ChunkedLocal(*facts, chunk=params.chunk)

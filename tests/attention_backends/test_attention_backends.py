@@ -1,0 +1,143 @@
+"""Every builtin attention backend answers what dense attention answers, and reads nothing it may not see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from builtin_plugins.attention_backends.reference.backend import ReferenceAttention
+from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
+from core.contracts import AttentionParams
+from core.testing.attention_oracle import PagedSequences
+
+BACKENDS = [ReferenceAttention, TorchAttention]
+PLAIN = AttentionParams(heads=4, kv_heads=2, head_size=8, scale=8**-0.5)
+REACHES: list[dict[str, Any]] = [
+    {},
+    {"window": 1},
+    {"window": 5},
+    {"window": 16},
+    {"chunk": 4},
+    {"chunk": 16},
+    {"softcap": 2.0},
+    {"softcap": 2.0, "window": 7},
+]
+LENGTHS = {0: 1, 1: 15, 2: 16, 3: 17, 4: 33}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def assert_close(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    got, truth = pair
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), truth, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.__name__)
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_prefill_chunks_and_decode_agree_with_dense_attention(
+    backend: Any, reach: dict[str, Any], block_size: int, dtype: torch.dtype
+) -> None:
+    sequences = PagedSequences(
+        backend, replace(PLAIN, **reach), block_size=block_size, num_sequences=6, max_len=64, dtype=dtype
+    )
+    assert_close(sequences.step(LENGTHS))  # whole prompts, one of a single token
+    assert_close(sequences.step(dict.fromkeys(LENGTHS, 1)))  # decoding only
+    assert_close(sequences.step({3: 1, 5: 20, 0: 1, 4: 9, 1: 2}))  # a prompt and continued chunks among decodes
+    assert_close(sequences.step({4: 1, 5: 1}))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1), (1, 1), (6, 2)])
+def test_query_heads_share_keys(backend: Any, heads: int, kv_heads: int) -> None:
+    sequences = PagedSequences(backend, replace(PLAIN, heads=heads, kv_heads=kv_heads), num_sequences=2)
+    assert_close(sequences.step({0: 9, 1: 18}))
+    assert_close(sequences.step({0: 1, 1: 1}))
+    assert_close(sequences.step({0: 1, 1: 3}))
+
+
+@pytest.mark.parametrize("head_size", [1, 7, 80])
+def test_odd_head_sizes(backend: Any, head_size: int) -> None:
+    sequences = PagedSequences(backend, replace(PLAIN, head_size=head_size), num_sequences=1)
+    assert_close(sequences.step({0: 18}))
+    assert_close(sequences.step({0: 1}))
+
+
+@pytest.mark.parametrize("reach", [{}, {"window": 300}, {"chunk": 512}, {"softcap": 3.0}], ids=str)
+def test_long_sequences_of_unequal_length(backend: Any, reach: dict[str, Any]) -> None:
+    params = AttentionParams(heads=2, kv_heads=1, head_size=4, scale=0.5, **reach)
+    sequences = PagedSequences(backend, params, num_sequences=3, max_len=720)
+    assert_close(sequences.step({0: 700, 1: 90, 2: 3}))
+    assert_close(sequences.step({0: 1, 1: 1, 2: 1}))
+    assert_close(sequences.step({1: 300, 0: 1}))
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_in_float32_a_sequence_does_not_depend_on_its_neighbours(backend: Any, reach: dict[str, Any]) -> None:
+    params = replace(PLAIN, **reach)
+    together = PagedSequences(backend, params, num_sequences=3, max_len=200)
+    alone = PagedSequences(backend, params, num_sequences=3, max_len=200)
+    steps = [{0: 21, 1: 150, 2: 3}, {0: 1, 1: 1, 2: 1}, {0: 1, 1: 9, 2: 1}]
+    for counts in steps:
+        inputs, query, key, value = together.tokens(counts)
+        got = backend.attend(params, query, key, value, together.cache, backend.prepare(inputs))
+        for i in range(len(counts)):
+            start, end = inputs.query_starts[i], inputs.query_starts[i + 1]
+            own = replace(
+                inputs,
+                query_starts=[0, end - start],
+                kv_lens=[inputs.kv_lens[i]],
+                block_table=inputs.block_table[i : i + 1],
+                slots=inputs.slots[start:end],
+            )
+            tensors = (tensor[start:end] for tensor in (query, key, value))
+            single = backend.attend(params, *tensors, alone.cache, backend.prepare(own))
+            torch.testing.assert_close(got[start:end], single, atol=1e-6, rtol=1e-6)
+
+
+def test_what_another_request_left_in_a_block_cannot_leak(backend: Any) -> None:
+    sequences = PagedSequences(backend, PLAIN, num_sequences=2, max_len=64)
+    sequences.step({0: 17, 1: 40})  # both leave the rest of their last block, and all other blocks, as NaN
+    got, truth = sequences.step({0: 1, 1: 1})
+    assert got.isfinite().all()
+    assert_close((got, truth))
+
+
+def test_a_sequence_of_nan_fails_alone(backend: Any) -> None:
+    sequences = PagedSequences(backend, PLAIN, num_sequences=2, max_len=64)
+    inputs, query, key, value = sequences.tokens({0: 20, 1: 33})
+    key[:20] = value[:20] = float("nan")
+    backend.attend(PLAIN, query, key, value, sequences.cache, backend.prepare(inputs))
+    got, truth = sequences.step({0: 1, 1: 1})
+    assert got[0].isnan().all()
+    assert_close((got[1:], truth[1:]))
+
+
+def test_tensors_that_are_slices_of_a_fused_product(backend: Any) -> None:
+    sequences = PagedSequences(backend, PLAIN)
+    inputs, query, key, value = sequences.tokens({0: 19})
+    fused = torch.cat([tensor.flatten(1) for tensor in (query, key, value)], dim=1)
+    parts = [part.view(19, -1, 8) for part in fused.split([32, 16, 16], dim=1)]
+    twin = PagedSequences(backend, PLAIN)
+    want = backend.attend(PLAIN, query, key, value, twin.cache, backend.prepare(inputs))
+    assert torch.equal(backend.attend(PLAIN, *parts, sequences.cache, backend.prepare(inputs)), want)
+
+
+def test_layers_of_unequal_reach_share_a_plan(backend: Any) -> None:
+    wide = PagedSequences(backend, PLAIN)
+    inputs, query, key, value = wide.tokens({0: 33})
+    plan = backend.prepare(inputs)
+    for reach in ({}, {"window": 4}, {}):
+        params = replace(PLAIN, **reach)
+        fresh = PagedSequences(backend, params)
+        got = backend.attend(params, query, key, value, wide.cache, plan)
+        inputs_again, *_ = fresh.tokens({0: 33})
+        want = backend.attend(params, query, key, value, fresh.cache, backend.prepare(inputs_again))
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
