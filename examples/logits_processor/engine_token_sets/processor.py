@@ -1,6 +1,6 @@
 """Forbids or favours sets of tokens, as a request asks with `extra_args={"token_sets": {...}}`.
 
-    {"forbid": [17, 18], "boost": {"tokens": [40, 41], "by": 5.0}}
+{"forbid": [17, 18], "boost": {"tokens": [40, 41], "by": 5.0}}
 """
 
 from __future__ import annotations

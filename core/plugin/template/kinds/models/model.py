@@ -6,6 +6,15 @@ from core.api import DecoderSpec, LayerSpec, ModelFacts, NormSpec, WeightNames
 
 NAMES = WeightNames()
 """Where the checkpoint keeps each tensor; name what differs from the usual."""
+EXAMPLE_CONFIG = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+"""A tiny config.json, with which the conformance suite builds and runs the model."""
 
 
 def spec(hf_config: object) -> DecoderSpec:

@@ -1,30 +1,37 @@
-"""A weight loader: yields a checkpoint's tensors by name. This one reads `*.pt` files that hold dictionaries."""
+"""A weight loader: yields a checkpoint's tensors by name. This one reads each safetensors file whole, without mapping."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from core.api import EngineConfig, ModelError, ModelSource
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Acme:
-    """Reads the files in the order of their names, mapped into memory."""
+    """Reads the files in the order of their names."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
-        self._files = sorted(Path(source.path or ".").glob("*.pt"))
-        self._folder = source.path
+        self._folder = Path(source.path or ".")
+        self._files = sorted(self._folder.glob("*.safetensors"))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor). Raises `ModelError` naming the file that cannot be read."""
         if not self._files:
-            raise ModelError(f"{self._folder} holds no .pt file; convert the checkpoint or use --load-format auto.")
+            raise ModelError(
+                f"{self._folder} holds no .safetensors file; convert the checkpoint or use another loader."
+            )
         for file in self._files:
             try:
-                tensors = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-            except Exception as error:
+                tensors = load(file.read_bytes())
+            except (OSError, SafetensorError) as error:
                 raise ModelError(f"{file} cannot be read: {error}. Fetch or convert it again.") from error
             yield from tensors.items()
 

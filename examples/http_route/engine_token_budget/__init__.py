@@ -1,0 +1,1 @@
+"""route group `token_budget` for the engine."""

@@ -1,0 +1,86 @@
+"""The plugin loads, is light, and keeps the contract of its kind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_stablelm.model import EXAMPLE_CONFIG, spec
+from transformers import StableLmConfig, StableLmForCausalLM
+
+from core import LLM, SamplingParams
+from core.api import ModelError
+from core.testing import conformance
+from core.testing.plugins import load_plugins
+
+MODULE = "engine_stablelm.plugin"
+
+
+def test_stablelm_brings_what_it_says() -> None:
+    entries = conformance.entries_of_named_plugins(load_plugins(MODULE))
+    assert {registered.kind for registered in entries} == {"models"}
+
+
+@pytest.mark.parametrize("case", conformance.cases(MODULE), ids=str)
+def test_stablelm_keeps_its_contract(case: conformance.Case) -> None:
+    case()
+
+
+def test_finding_stablelm_imports_no_torch() -> None:
+    code = f"import sys, {MODULE}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def checkpoint(folder: Path, **changes: Any) -> StableLmForCausalLM:
+    """Write a tiny random checkpoint and return transformers' model of it."""
+    generator = torch.Generator().manual_seed(1)
+    config = StableLmConfig(**{**EXAMPLE_CONFIG, **changes})
+    model = StableLmForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Large enough that every layer matters and early tokens move the last logits.
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else noise * 0.2 + 0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.inference_mode()
+def greedy(model: StableLmForCausalLM, ids: list[int], num_tokens: int) -> list[int]:
+    """Return transformers' greedy tokens, none of them a close call."""
+    tokens = list(ids)
+    for _ in range(num_tokens):
+        logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        best = logits.topk(2).values
+        assert best[0] - best[1] > 1e-3, "draw another seed: a tie is too close to compare"
+        tokens.append(int(logits.argmax()))
+    return tokens[len(ids) :]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"use_parallel_residual": True, "use_qkv_bias": False}], ids=["two norms", "parallel"]
+)
+def test_greedy_tokens_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    ids = [(17 * i + 5) % 300 for i in range(70)]
+    expected = greedy(checkpoint(tmp_path, **changes), ids, 8)
+    with LLM(
+        str(tmp_path),
+        plugins=[MODULE],
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_batched_tokens=16,
+        num_gpu_blocks_override=32,
+    ) as llm:
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, detokenize=False)
+        found = llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)[0]
+    assert list(found.outputs[0].token_ids) == expected
+
+
+def test_what_is_not_served_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"qk_layernorm is on in config.json"):
+        spec(SimpleNamespace(**EXAMPLE_CONFIG, qk_layernorm=True))
