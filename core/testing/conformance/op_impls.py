@@ -76,9 +76,9 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
     if op == "rotary":
         yield from _rotary_examples(draw)
     elif op == "moe":
-        for rows in (0, 1, 9):
-            shares, experts = draw(rows, 4).float().softmax(-1).topk(2, -1)
-            yield draw(rows, 16), draw(4, 48, 16) * 0.2, draw(4, 16, 24) * 0.2, shares, experts, "silu"
+        for num_tokens in (0, 1, 9):
+            shares, experts = draw(num_tokens, 4).float().softmax(-1).topk(2, -1)
+            yield draw(num_tokens, 16), draw(4, 48, 16) * 0.2, draw(4, 16, 24) * 0.2, shares, experts, "silu"
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)
     else:
