@@ -19,6 +19,8 @@ from core.errors import InvalidRequest, did_you_mean
 
 MAX_N = 64
 """Sequences one request may ask for; the cost of a request is bounded before it is fanned out."""
+MAX_INT = 2**31 - 1
+"""Counts beyond this are mistakes, and would overflow on devices."""
 MAX_STOP = 64
 MAX_BAD_WORDS = 128
 MAX_LISTED_TOKENS = 100_000
@@ -59,22 +61,26 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     ] = 1.0
     temperature: Annotated[float, Bound("Randomness; 0 is greedy.", 0, 1e4)] = 1.0
     top_p: Annotated[float, Bound("Keep the smallest set of tokens with this total probability.", 0, 1, True)] = 1.0
-    top_k: Annotated[int, Bound("Keep this many best tokens; 0 or -1 keeps all.", -1)] = 0
+    top_k: Annotated[int, Bound("Keep this many best tokens; 0 or -1 keeps all.", -1, MAX_INT)] = 0
     min_p: Annotated[float, Bound("Drop tokens below this fraction of the best probability.", 0, 1)] = 0.0
     seed: Annotated[int | None, Bound("Same seed, same tokens, whatever else runs.", -(2**63), 2**63 - 1)] = None
     stop: Annotated[list[str], Bound("Texts that end the output.", max_items=MAX_STOP)] = []
     stop_token_ids: Annotated[list[int], Bound("Tokens that end the output.", 0, max_items=MAX_LISTED_TOKENS)] = []
     ignore_eos: Annotated[bool, Bound("Go on after the end-of-sequence token.")] = False
-    max_tokens: Annotated[int | None, Bound("Most tokens to generate; null: up to the context length.", 1)] = 16
-    min_tokens: Annotated[int, Bound("No end-of-sequence or stop token before this many tokens.", 0)] = 0
-    logprobs: Annotated[int | None, Bound("Log-probabilities of this many best tokens; -1 for all.", -1)] = None
-    prompt_logprobs: Annotated[int | None, Bound("The same for each prompt token.", -1)] = None
+    max_tokens: Annotated[int | None, Bound("Most tokens to generate; null: up to the context length.", 1, MAX_INT)] = (
+        16
+    )
+    min_tokens: Annotated[int, Bound("No end-of-sequence or stop token before this many tokens.", 0, MAX_INT)] = 0
+    logprobs: Annotated[int | None, Bound("Log-probabilities of this many best tokens; -1 for all.", -1, MAX_INT)] = (
+        None
+    )
+    prompt_logprobs: Annotated[int | None, Bound("The same for each prompt token.", -1, MAX_INT)] = None
     detokenize: Annotated[bool, Bound("Produce text; stop texts need it.")] = True
     skip_special_tokens: Annotated[bool, Bound("Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[bool, Bound("Put spaces between special tokens in the text.")] = True
     include_stop_str_in_output: Annotated[bool, Bound("Keep the stop text at the end of the output.")] = False
     truncate_prompt_tokens: Annotated[
-        int | None, Bound("Keep only the last so many prompt tokens; -1: as many as fit.", -1)
+        int | None, Bound("Keep only the last so many prompt tokens; -1: as many as fit.", -1, MAX_INT)
     ] = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: Annotated[
@@ -91,8 +97,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     skip_reading_prefix_cache: Annotated[bool, Bound("Compute the whole prompt again.")] = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
+        stop: Any = self.stop  # a single text is accepted too, and becomes a list
+        if isinstance(stop, str):
+            self.stop = [stop]
         for name in ("stop", "stop_token_ids", "bad_words"):
             if getattr(self, name) is None:
                 setattr(self, name, [])

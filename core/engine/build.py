@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from core.config.build import config_from_kwargs
+from core.config.build import config_from_kwargs, plugins_from_kwargs
 from core.engine.admission import Admission, ModelLimits
 from core.engine.core import EngineCore
 from core.engine.rendering import Renderer
@@ -61,9 +61,7 @@ class EngineParts:
 
 def load_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, Registry]:
     """Return configuration and plugins for keywords of `LLM(...)`; both are complete before torch is imported."""
-    selection = kwargs.get("plugins") or []
-    selection = [selection] if isinstance(selection, str) else list(selection)
-    registry = load_plan(make_plan(selection, kwargs.get("plugins_lock")))
+    registry = load_plan(make_plan(*plugins_from_kwargs(kwargs)))
     return config_from_kwargs(kwargs, registry.options()), registry
 
 
@@ -136,11 +134,15 @@ def _fit_memory(config: EngineConfig, info: WorkerInfo, *, cut_context: bool) ->
             num_blocks=config.cache.num_gpu_blocks_override,
             max_model_len=length,
             max_num_seqs=config.scheduler.max_num_seqs or 1,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         )
 
     try:
         return config, plan(most)
-    except ConfigError:
+    except ConfigError as error:
+        if config.cache.num_gpu_blocks_override is not None:
+            log.warning("longer requests than the blocks hold will be refused: %s", error)
+            return config, plan(SMALLEST_CONTEXT)
         if not cut_context:
             raise
     low, high = SMALLEST_CONTEXT, most  # low fits or the cache is too small at all; high does not fit

@@ -12,6 +12,9 @@ from core.step import EngineRequest
 class QueueFull(EngineError):
     """The waiting queue is at its limit; the request may be sent again later."""
 
+    retry_after_s = 1
+    """What to tell a client that asks when."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:

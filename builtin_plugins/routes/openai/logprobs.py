@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from core.types import Logprob
+from core.api import Logprob
 
 LOWEST: Final = -9999.0
 """Stands for minus infinity, which JSON has no form for."""

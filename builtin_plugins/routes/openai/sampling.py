@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from builtin_plugins.routes.openai.fields import SAMPLING_FIELDS
-from core.api import InvalidRequest, SamplingParams
-from core.types import RequestOutputKind
+from core.api import InvalidRequest, RequestOutputKind, SamplingParams
 
 _INT64 = 2**63
 
