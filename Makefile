@@ -10,6 +10,7 @@ SYSTEM_SITE ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 MODEL ?= build/tiny-model
 PORT ?= 8000
+SERVED = $(if $(filter build/tiny-model,$(MODEL)),tiny,$(MODEL))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,8 +51,8 @@ build/tiny-model: | setup
 
 .PHONY: serve
 serve: setup $(filter build/tiny-model,$(MODEL)) ## HTTP server on 127.0.0.1:8000 with a tiny random model
-	@scripts/curl-line $(PORT)
-	@$(BIN)/engine serve $(MODEL) --served-model-name tiny --port $(PORT)
+	@scripts/curl-line $(PORT) $(SERVED)
+	@$(BIN)/engine serve $(MODEL) --served-model-name $(SERVED) --port $(PORT)
 
 # --- judge -------------------------------------------------------------------------------------------------
 
