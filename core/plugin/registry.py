@@ -7,8 +7,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
+from core.contracts import ModelSource
 from core.deprecated import advice
 from core.errors import ConfigError, PluginError, did_you_mean
 from core.plugin.entry import API_VERSION, Entry, Option
@@ -20,7 +21,7 @@ from core.plugin.refs import PluginRef
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import ModelSource, RunnerExtension, SchedulerExtension
+    from core.contracts import RunnerExtension, SchedulerExtension
     from core.plugin.blame import Blame
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 MAIN: Final = "main"
 """Name of the process that made the plan."""
 AUTO: Final = "auto"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Registry:
         """Entries of third parties that count only once the user names the plugin."""
         self._kinds: Final = MappingProxyType({kind: self._collect(kind) for kind in KINDS})
         self._options: Final = tuple(
-            (ref, option) for ref, options in hooks.call("engine_options") for option in _typed(ref, options, Option)
+            (ref, option) for ref, options in hooks.call("engine_options") for option in _listed(ref, options, Option)
         )
 
     # --- entries -----------------------------------------------------------------------------------------
@@ -154,10 +154,11 @@ class Registry:
 
     def find_model(self, model: str, config: EngineConfig) -> ModelSource | None:
         """Return what the first plugin says that knows the model, or None."""
-        for _, source in self.hooks.call("engine_find_model", model=model, config=config):
+        for ref, source in self.hooks.call("engine_find_model", model=model, config=config):
+            if isinstance(source, ModelSource):
+                return source
             if source is not None:
-                found: ModelSource = source
-                return found
+                raise _wrong_answer(ref, "a ModelSource or None", source)
         return None
 
     def resolve(self, decisions: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +166,8 @@ class Registry:
         changes: dict[str, Any] = {}
         owners: dict[str, PluginRef] = {}
         for ref, answer in self.hooks.call("engine_resolve", decisions=MappingProxyType(dict(decisions))):
+            if not isinstance(answer or {}, Mapping):
+                raise _wrong_answer(ref, "a mapping or None", answer)
             for name, value in (answer or {}).items():
                 if name in changes and changes[name] != value:
                     raise ConfigError(
@@ -178,11 +181,13 @@ class Registry:
 
     def scheduler_extensions(self, config: EngineConfig) -> tuple[SchedulerExtension, ...]:
         """Return the scheduler halves of the features that are on."""
-        return tuple(x for _, found in self.hooks.call("engine_scheduler_extensions", config=config) for x in found)
+        answers = self.hooks.call("engine_scheduler_extensions", config=config)
+        return tuple(extension for ref, found in answers for extension in _listed(ref, found))
 
     def runner_extensions(self, config: EngineConfig) -> tuple[RunnerExtension, ...]:
         """Return the worker halves of the features that are on."""
-        return tuple(x for _, found in self.hooks.call("engine_runner_extensions", config=config) for x in found)
+        answers = self.hooks.call("engine_runner_extensions", config=config)
+        return tuple(extension for ref, found in answers for extension in _listed(ref, found))
 
     def process_started(self, process: str) -> None:
         """Tell every plugin that this process has loaded them."""
@@ -194,7 +199,7 @@ class Registry:
     def _collect(self, kind: str) -> tuple[Registered, ...]:
         found: dict[str, Registered] = {}
         for ref, entries in self.hooks.call(KINDS[kind].hook):
-            for entry in _typed(ref, entries, Entry):
+            for entry in _listed(ref, entries, Entry):
                 registered = Registered(kind, entry, ref)
                 _check_api(registered)
                 if KINDS[kind].opt_in_third_party and not (ref.builtin or ref.named):
@@ -221,13 +226,16 @@ class Registry:
         return "".join(f". {part[0].upper()}{part[1:]}" for part in parts)
 
 
-def _typed(ref: PluginRef, found: Any, wanted: type[T]) -> list[T]:
-    """Return what a hook gave as a list. Raises `PluginError` for anything but objects of the wanted type."""
+def _listed(ref: PluginRef, found: Any, wanted: type[Any] = object) -> list[Any]:
+    """Return what a hook gave as a list. Raises `PluginError` for anything else, such as a list of other things."""
     if not isinstance(found, (list, tuple)) or not all(isinstance(item, wanted) for item in found):
-        raise PluginError(
-            f"{ref} must return a list of {wanted.__name__} objects from its hook, not {found!r:.200}. {ref.way_out}"
-        )
+        what = "a list" if wanted is object else f"a list of {wanted.__name__} objects"
+        raise _wrong_answer(ref, what, found)
     return list(found)
+
+
+def _wrong_answer(ref: PluginRef, wanted: str, found: Any) -> PluginError:
+    return PluginError(f"{ref} must return {wanted} from its hook, not {found!r:.200}. {ref.way_out}")
 
 
 def _check_api(registered: Registered) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from core.config import EngineConfig
 from core.errors import InvalidRequest, PluginError
 from core.plugin import Registry, load_plan, make_plan
 from core.testing.plugins import fake_dist, load_plugins, tmp_plugin
@@ -94,6 +95,30 @@ def test_a_hook_that_raises_is_named() -> None:
 def test_a_hook_that_returns_something_else_is_refused() -> None:
     assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return {'a': 1}")) == (
         "plugin 'acme' (engine-acme 1.0) must return a list of Entry objects from its hook, not {'a': 1}. "
+        "Leave it out with --plugins no:acme."
+    )
+
+
+@pytest.mark.parametrize(
+    ("hook", "wanted"),
+    [
+        ("engine_find_model(model)", "a ModelSource or None"),
+        ("engine_resolve(decisions)", "a mapping or None"),
+        ("engine_scheduler_extensions(config)", "a list"),
+        ("engine_runner_extensions(config)", "a list"),
+    ],
+)
+def test_a_lifecycle_hook_that_returns_something_else_is_refused(hook: str, wanted: str) -> None:
+    calls = {
+        "engine_find_model": lambda registry: registry.find_model("x", EngineConfig()),
+        "engine_resolve": lambda registry: registry.resolve({}),
+        "engine_scheduler_extensions": lambda registry: registry.scheduler_extensions(EngineConfig()),
+        "engine_runner_extensions": lambda registry: registry.runner_extensions(EngineConfig()),
+    }
+    with installed(f"{API}@hookimpl\ndef {hook}:\n    return 7"), pytest.raises(PluginError) as error:
+        calls[hook.partition("(")[0]](load_plugins("acme"))
+    assert str(error.value) == (
+        f"plugin 'acme' (engine-acme 1.0) must return {wanted} from its hook, not 7. "
         "Leave it out with --plugins no:acme."
     )
 
