@@ -282,7 +282,7 @@ def seconds(number: int) -> float:
             plugins, modules = {f"idle{i}": f"engine_idle{i}"}, {f"engine_idle{i}": source}
             stack.enter_context(fake_dist(f"engine-idle{i}", "1.0", plugins, modules))
         best = float("inf")
-        for _ in range(3):
+        for _ in range(5):
             for i in range(number):
                 sys.modules.pop(f"engine_idle{i}", None)
             started = time.perf_counter()
