@@ -77,16 +77,17 @@ def build(config: EngineConfig, registry: Registry, *, serving: bool) -> EngineP
     with ThreadPoolExecutor(1) as pool:
         # The tokenizer is read while weights are: both are mostly outside the interpreter lock.
         text = pool.submit(_load_text, config, registry, source)
+        sinks = _load_sinks(config, registry) if serving else Sinks()
         executor = _load(registry, "executors", config.parallel.distributed_executor_backend)(config, registry, source)
         try:
-            return _assemble(resolved, registry, executor, text, started)
+            return _assemble(resolved, registry, executor, text, sinks, started)
         except BaseException:
             executor.shutdown()
             raise
 
 
 def _assemble(
-    resolved: Resolved, registry: Registry, executor: Executor, text: Future[Renderer], started: float
+    resolved: Resolved, registry: Registry, executor: Executor, text: Future[Renderer], sinks: Sinks, started: float
 ) -> EngineParts:
     config, source = resolved.config, resolved.source
     info = executor.start()
@@ -95,7 +96,7 @@ def _assemble(
     scheduler = _make_scheduler(config, registry, source, layout, executor.depth)
     renderer = text.result()
     journal = None if config.scheduler.journal is None else Journal(config.scheduler.journal, scheduler)
-    core = EngineCore(scheduler, executor, sinks=_load_sinks(config, registry), journal=journal)
+    core = EngineCore(scheduler, executor, sinks=sinks, journal=journal)
     log.info(
         "%s is ready after %.1f s: %s, context %d, %d KV blocks of %d tokens",
         source.name,

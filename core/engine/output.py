@@ -40,6 +40,11 @@ class Sequenced:
     num_sent_tokens: int = 0
     num_sent_chars: int = 0
 
+    @property
+    def ended(self) -> bool:
+        """Say whether nothing more comes."""
+        return self.finish_reason is not None
+
 
 @dataclass(slots=True)
 class ClientRequest:
@@ -148,10 +153,9 @@ class OutputProcessor:
             if client is None:
                 continue
             sequence = client.sequences[delta.request_id]
-            if sequence.finish_reason is not None:
+            if sequence.ended:
                 continue
-            self._grow(client, sequence, delta, now_s)
-            if sequence.finish_reason is not None:
+            if self._grow(client, sequence, delta, now_s):
                 client.num_open -= 1
                 if delta.finish_reason is None:
                     aborts.append(delta.request_id)
@@ -162,8 +166,8 @@ class OutputProcessor:
                 self.drop(client.request_id)
         return outputs, aborts
 
-    def _grow(self, client: ClientRequest, sequence: Sequenced, delta: RequestDelta, now_s: float) -> None:
-        """Add one delta to one sequence; ends the sequence where the delta or a stop text does."""
+    def _grow(self, client: ClientRequest, sequence: Sequenced, delta: RequestDelta, now_s: float) -> bool:
+        """Add one delta to one sequence; return whether the delta or a stop text ended it."""
         if client.num_cached_tokens is None:
             client.num_cached_tokens = delta.num_cached_tokens
         if delta.token_ids and client.first_token_s is None:
@@ -181,6 +185,7 @@ class OutputProcessor:
             sequence.finish_reason, sequence.stop_reason = "stop", stop
         elif delta.finish_reason is not None:
             sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
+        return sequence.ended
 
     def _grow_text(self, sampling: SamplingParams, sequence: Sequenced, delta: RequestDelta) -> str | None:
         if sequence.detokenizer is None:
@@ -222,8 +227,7 @@ class OutputProcessor:
         kind = client.sampling.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and not client.finished:
             return None
-        ended = sequence.finish_reason is not None
-        if not ended and len(sequence.token_ids) - sequence.num_sent_tokens < client.stream_interval:
+        if not sequence.ended and len(sequence.token_ids) - sequence.num_sent_tokens < client.stream_interval:
             return None
         delta = kind is RequestOutputKind.DELTA
         shown = [sequence] if delta else list(client.sequences.values())

@@ -1,0 +1,60 @@
+"""A plugin that fails in a request costs that request, by name, and nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core import LLM, SamplingParams
+
+RAISING = '''
+"""A processor that fails."""
+from core.api import Entry, hookimpl
+
+
+class Raises:
+    params = ()
+    argmax_invariant = False
+
+    def __init__(self, context):
+        pass
+
+    def wants(self, sampling):
+        return bool(sampling.extra_args)
+
+    def added(self, row, sampling, token_ids, prompt_len):
+        self.where = sampling.extra_args["raise_in"]
+        if self.where == "added":
+            raise ValueError("broken on purpose")
+
+    def removed(self, row):
+        pass
+
+    def apply(self, logits, rows):
+        raise ZeroDivisionError("broken on purpose")
+
+
+@hookimpl
+def engine_logits_processors():
+    return [Entry("raises", Raises, "fails")]
+'''
+
+
+def test_a_processor_that_raises_fails_the_requests_that_use_it(tmp_path: Path) -> None:
+    plugin = tmp_path / "raising.py"
+    plugin.write_text(RAISING)
+    params = [
+        SamplingParams(max_tokens=20, temperature=0),
+        SamplingParams(max_tokens=20, temperature=0, extra_args={"raise_in": "added"}),
+        SamplingParams(max_tokens=20, temperature=0, extra_args={"raise_in": "apply"}),
+    ]
+    settings = {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 20, "log_level": "error"}
+    with LLM("scripted:", plugins=[str(plugin)], **settings) as llm:
+        outputs = llm.generate(["fine", "added", "apply"], params, use_tqdm=False)
+        assert outputs[0].outputs[0].text == "fine"
+        for output, error in zip(outputs[1:], ("ValueError", "ZeroDivisionError"), strict=True):
+            assert output.outputs[0].finish_reason == "error"
+            assert output.error is not None
+            for part in ("raising", "raises", output.request_id, f"{error}: broken on purpose"):
+                assert part in output.error
+        llm.core.scheduler.check()
+        assert llm.core.scheduler.num_running == 0
