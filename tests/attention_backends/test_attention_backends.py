@@ -102,6 +102,15 @@ def test_in_float32_a_sequence_does_not_depend_on_its_neighbours(backend: Any, r
             torch.testing.assert_close(got[start:end], single, atol=1e-6, rtol=1e-6)
 
 
+def test_many_sequences_decode_in_any_order(backend: Any) -> None:
+    lengths = dict(enumerate([40, 3, 170, 17, 90, 1, 65, 64]))
+    params = AttentionParams(heads=8, kv_heads=8, head_size=128, scale=0.1)
+    sequences = PagedSequences(backend, params, num_sequences=8, max_len=180)
+    sequences.step(lengths)
+    assert_close(sequences.step(dict.fromkeys(lengths, 1)))
+    assert_close(sequences.step(dict.fromkeys([3, 1, 5], 1)))  # one bucket, the longest first
+
+
 def test_what_another_request_left_in_a_block_cannot_leak(backend: Any) -> None:
     sequences = PagedSequences(backend, PLAIN, num_sequences=2, max_len=64)
     sequences.step({0: 17, 1: 40})  # both leave the rest of their last block, and all other blocks, as NaN

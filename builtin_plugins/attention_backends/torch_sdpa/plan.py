@@ -7,15 +7,18 @@ padding repeats the newest position, so what other requests left in a cache can 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
 import torch
 
 from core.api import AttentionInputs
 
-SMALLEST_BUCKET: Final = 64
-"""Decoding sequences up to this length are padded to one length; longer ones to less than twice their own."""
+GATHERED_BYTES: Final = {"cpu": 4 << 20}
+"""Most bytes of keys and values that one bucket copies together. On a CPU they should stay in its cache, and fresh
+memory costs more than the copy."""
+GATHERED_BYTES_ELSEWHERE: Final = 256 << 20
+LEAST_PADDED: Final = 64
+"""Sequences up to this length are padded to one length; longer ones by half their own at most."""
 MASK_ELEMENTS: Final = 1 << 22
 """Most entries of a piece's mask: a long prompt after a long prefix is cut into pieces of queries."""
 LOCAL_QUERIES: Final = 256
@@ -82,13 +85,17 @@ class StepPlan:
 
     def _buckets(self, reach: Reach) -> list[Bucket]:
         starts, lens = self._inputs.query_starts, self._inputs.kv_lens
+        most = GATHERED_BYTES.get(self.slots.device.type, GATHERED_BYTES_ELSEWHERE) // self._inputs.spec.token_bytes
         decoding = [i for i in range(len(lens)) if starts[i + 1] - starts[i] == 1]
-
-        def size(sequence: int) -> int:
-            length = lens[sequence] - reach.first(lens[sequence] - 1)
-            return max(length, SMALLEST_BUCKET).bit_length()
-
-        return [self._bucket(reach, list(members)) for _, members in groupby(sorted(decoding, key=size), key=size)]
+        seen = {i: lens[i] - reach.first(lens[i] - 1) for i in decoding}
+        buckets: list[list[int]] = []
+        for i in sorted(decoding, key=seen.__getitem__):
+            last = buckets[-1] if buckets else []
+            if last and (len(last) + 1) * seen[i] <= most and seen[i] <= max(LEAST_PADDED, seen[last[0]] * 3 // 2):
+                last.append(i)
+            else:
+                buckets.append([i])
+        return [self._bucket(reach, sorted(members)) for members in buckets]
 
     def _bucket(self, reach: Reach, sequences: list[int]) -> Bucket:
         inputs = self._inputs
