@@ -12,6 +12,8 @@ import msgspec
 from core.errors import ConfigError
 from core.plugin import KINDS, load_plan, make_plan
 from core.plugin.doctor import explain, kind_called, platform_facts, standings
+from core.plugin.fit import shown
+from core.plugin.kinds import USES
 from core.plugin.plan import write_lock
 from core.plugin.scaffold import write_package
 
@@ -80,16 +82,16 @@ class PluginsCommand:
         """Load the plugin alone, so that it can be seen whatever state the others are in."""
         registry = load_plan(make_plan(["none", context.args.name]))
         ref = next(ref for ref in registry.plan.plugins if ref.named)
-        shown = _brings(registry, ref)
+        brings = _brings(registry, ref)
         if context.args.json:
-            return _print_json(shown)
-        print(f"{ref.name}: {ref.origin}, module {ref.target}\nhooks: {', '.join(shown['hooks']) or 'none'}")
-        for entry in shown["entries"]:
+            return _print_json(brings)
+        print(f"{ref.name}: {ref.origin}, module {ref.target}\nhooks: {', '.join(brings['hooks']) or 'none'}")
+        for entry in brings["entries"]:
             print(f"{KINDS[entry['kind']].noun} {entry['name']}: {entry['summary']}")
             for word in ("when", "requires", "needs", "gives", "conflicts"):
                 if entry[word]:
                     print(f"    {word} {entry[word]}")
-        for option in shown["options"]:
+        for option in brings["options"]:
             print(f"option {option['name']} (default {option['default']!r}): {option['help']}")
         return 0
 
@@ -102,8 +104,8 @@ class PluginsCommand:
         if context.args.json:
             rows = [{**dataclasses.asdict(v), "plugin": _as_json(v.plugin)} for v in verdicts]
             return _print_json({"kind": kind, "facts": facts, "candidates": rows})
-        known = ", ".join(f"{name}={value}" for name, value in facts.items())
-        print(f"{kind}: {KINDS[kind].use} of what fits is used; known facts: {known or 'none'}")
+        known = ", ".join(f"{name}={shown(value, '+')}" for name, value in facts.items())
+        print(f"{kind}, used: {USES[KINDS[kind].use]}; known facts: {known or 'none'}")
         _print_table(
             ("", "ENTRY", "PRIORITY", "PLUGIN", "WHY"),
             (("*" if v.chosen else "", v.name, str(v.priority), _named(v.plugin), v.reason) for v in verdicts),
@@ -164,7 +166,7 @@ def _brings(registry: Registry, ref: PluginRef) -> dict[str, Any]:
             "summary": registered.entry.summary,
             "priority": registered.entry.priority,
             "api": registered.entry.api,
-            "when": {name: str(wanted) for name, wanted in registered.entry.when.items()},
+            "when": {name: shown(wanted) for name, wanted in registered.entry.when.items()},
             "requires": list(registered.entry.requires),
             **{word: sorted(getattr(registered.entry, word)) for word in ("needs", "gives", "conflicts")},
         }
@@ -198,7 +200,9 @@ def _origin(ref: PluginRef) -> str:
 
 
 def _print_json(value: Any) -> int:
-    print(json.dumps(value, indent=2, default=str))
+    print(
+        json.dumps(value, indent=2, default=lambda found: sorted(found) if isinstance(found, frozenset) else str(found))
+    )
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from core import contracts, hookspecs
 from core.plugin.entry import API_VERSION, Entry, Option
-from core.plugin.kinds import KINDS, Kind
+from core.plugin.kinds import KINDS, USES, Kind
 
 INTRO = f"""\
 # Hook reference
@@ -21,12 +21,6 @@ after a kind return its entries and are called once per process, when plugins ar
 called at the moments they name. No hook is called in a step. An implementation may leave out arguments it does not
 need. The contracts have version {API_VERSION}.
 """
-USES = {
-    "best": "Used: the entry of highest priority that fits, or the one asked for by name.",
-    "best per op": "Used: for each op, the implementation of highest priority that fits.",
-    "named": "Used: the entry asked for by name.",
-    "all": "Used: every entry that is loaded.",
-}
 
 
 def hooks_page() -> str:
@@ -50,7 +44,7 @@ def _is_hook(name: str) -> bool:
 
 def _kind(kind: Kind) -> Iterator[str]:
     yield from _hook(kind.hook, getattr(hookspecs, kind.hook))
-    yield f"{USES[kind.use]}\n"
+    yield f"Used: {USES[kind.use]}.\n"
     contract = getattr(contracts, kind.contract)
     if not isinstance(contract, type):
         return

@@ -15,9 +15,9 @@ def why_not(entry: Entry, facts: Mapping[str, Any]) -> str | None:
     """Return why the entry cannot be used with these facts, or None when it can. An unknown fact does not fit."""
     for name, wanted in entry.when.items():
         if name not in facts:
-            return f"needs {name} {_shown(wanted)}, which is not known here"
+            return f"needs {name} {shown(wanted)}, which is not known here"
         if not _matches(wanted, facts[name]):
-            return f"needs {name} {_shown(wanted)}, here it is {_shown(facts[name])}"
+            return f"needs {name} {shown(wanted)}, here it is {shown(facts[name], ', ')}"
     return missing_requirement(entry)
 
 
@@ -36,6 +36,15 @@ def missing_requirement(entry: Entry) -> str | None:
     return None
 
 
+def shown(value: Any, joint: str = " or ") -> str:
+    """Return a fact, or what an entry wants of it, as words."""
+    if isinstance(value, range):
+        return f"{value.start} to {value[-1]}" + (f" by {value.step}" if value.step != 1 else "") if value else "never"
+    if _is_collection(value):
+        return joint.join(sorted(map(str, value)))
+    return str(value)
+
+
 def _matches(wanted: Any, fact: Any) -> bool:
     """A single value equals or is among the fact's; a collection holds the fact or one of its values."""
     have = set(fact) if _is_collection(fact) else {fact}
@@ -44,11 +53,3 @@ def _matches(wanted: Any, fact: Any) -> bool:
 
 def _is_collection(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, (str, bytes))
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, range):
-        return f"{value.start} to {value[-1]}" + (f" by {value.step}" if value.step != 1 else "") if value else "never"
-    if _is_collection(value):
-        return " or ".join(sorted(map(str, value)))
-    return str(value)
