@@ -30,7 +30,6 @@ def spec(hf_config: object) -> DecoderSpec:
             attention=facts.attention(
                 rope=full if window is None else local,
                 scale=facts.get("query_pre_attn_scalar", 256) ** -0.5,
-                softcap=facts.get("attn_logit_softcapping"),
                 window=window,
                 qk_norm=norm,
                 qkv_bias=bias,

@@ -78,7 +78,7 @@ class Session:
         self._model = model
         self.position = 0
         specs = [layer.spec for layer in model.kv_layers]
-        model.bind_kv([torch.zeros(2, length, spec.kv_heads, spec.head_size) for spec in specs])
+        model.bind_kv([torch.zeros(2, length, s.kv_heads, s.head_size, dtype=getattr(torch, s.dtype)) for s in specs])
 
     @torch.inference_mode()
     def step(self, ids: Sequence[int]) -> torch.Tensor:

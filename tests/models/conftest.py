@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from core.nn.decoder import Decoder
-from core.nn.parallel import ParallelGroup
 from core.plugin import load_plan, make_plan
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
@@ -69,8 +68,8 @@ def spec_of() -> Callable[[str, Any], Any]:
 def load(spec_of: Callable[[str, Any], Any]) -> Load:
     """Return a function that builds and fills the decoder of a checkpoint."""
 
-    def build(architecture: str, folder: Path, group: ParallelGroup | None = None) -> Decoder:
-        decoder = Decoder(spec_of(architecture, read_config(folder)), plain_context(group))
+    def build(architecture: str, folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+        decoder = Decoder(spec_of(architecture, read_config(folder)), plain_context(dtype=dtype))
         decoder.load_weights(load_file(folder / "model.safetensors").items())
         return decoder
 

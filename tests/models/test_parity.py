@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.testing.checkpoints import TINY, VOCAB
+from core.testing.checkpoints import TINY, VOCAB, make_checkpoint
 from core.testing.one_sequence import Session
 
 PROMPT_LEN = 70
@@ -59,3 +60,60 @@ def test_early_tokens_move_the_last_logits(
     swapped = [*ids[:10], ids[11], ids[10], *ids[12:]]
     last = [Session(decoder).step(tokens)[-1] for tokens in (ids, swapped)]
     assert (last[0] - last[1]).abs().max() > 1e-2
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+VARIANTS = [
+    ("LlamaForCausalLM", {"rope_parameters": YARN, "tie_word_embeddings": True, "mlp_bias": True}),
+    ("LlamaForCausalLM", {"rope_parameters": LINEAR, "attention_bias": False, "num_key_value_heads": 1}),
+    ("MistralForCausalLM", {"sliding_window": None}),
+    ("Qwen2ForCausalLM", {"use_sliding_window": False, "tie_word_embeddings": True}),
+    ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}),
+    ("Gemma3ForCausalLM", {"final_logit_softcapping": 8.0, "layer_types": None}),
+    ("Phi3ForCausalLM", {"rope_parameters": PLAIN, "sliding_window": None}),
+    ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": False, "n_inner": 80, "activation_function": "relu"}),
+    ("GPTNeoXForCausalLM", {"use_parallel_residual": False, "hidden_act": "gelu_fast"}),
+    ("Qwen3MoeForCausalLM", {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 2}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes"), VARIANTS, ids=[f"{a}-{min(c)}" for a, c in VARIANTS])
+def test_other_forms_of_an_architecture_equal_transformers(
+    architecture: str, changes: dict[str, Any], tmp_path: Path, load: Callable[..., Any]
+) -> None:
+    folder = make_checkpoint(architecture, tmp_path, seed=2, **changes)
+    expected_tokens, expected = oracle(architecture, folder, prompt())
+    tokens, found = Session(load(architecture, folder)).generate(prompt(), NUM_GENERATED)
+    assert tokens == expected_tokens
+    assert (found - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", sorted(TINY))
+def test_half_precision_stays_near_float32(
+    architecture: str, dtype: torch.dtype, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    folder = checkpoint(architecture)
+    exact, rounded = (Session(load(architecture, folder, kind)).step(prompt()) for kind in (torch.float32, dtype))
+    assert rounded.dtype == torch.float32
+    assert (exact - rounded).abs().mean() < (0.3 if dtype == torch.bfloat16 else 0.05)
+
+
+class NoReadBack(TorchDispatchMode):
+    """Raises when a device value would be read by the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func._opname not in ("_local_scalar_dense", "nonzero", "item"), f"{func} reads a value back"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("architecture", sorted(TINY))
+def test_a_step_reads_nothing_back(
+    architecture: str, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    session = Session(load(architecture, checkpoint(architecture)))
+    with NoReadBack():
+        session.step(prompt())
+        session.step([1])
