@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
+
     from core.config import EngineConfig
     from core.kv_spec import KVLayout
     from core.step import StepPlan, StepResult, WorkerInfo
@@ -29,6 +31,9 @@ class Platform(Protocol):
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
         """Return the bytes the KV cache may take after `weight_bytes` of weights are loaded."""
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed device memory, uint8 [num_bytes]; memory not used yet should cost nothing where possible."""
 
     def facts(self) -> Mapping[str, Any]:
         """Return facts `Entry.when` may name: device, isa, memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from core.step import StepPlan, WorkerInfo
 from core.worker.batch import Batch
 from core.worker.extensions import Extensions
 from core.worker.loading import load_model, read_spec
-from core.worker.processors import Active, Processors
+from core.worker.processors import Active, Explain, Processors
 from core.worker.result import PendingResult
 from core.worker.stage import SamplingStage
 
@@ -38,6 +37,7 @@ class Worker:
         self._source = source
         self._model: Model
         self._backend: AttentionBackend
+        self._platform: Platform
         self._device = "cpu"
         self._batch: Batch
         self._sampling: SamplingStage
@@ -48,6 +48,7 @@ class Worker:
         registry, config = self._registry, self._config
         chosen_platform = registry.choose("platforms", config.device.device)
         platform: Platform = registry.load(chosen_platform)()
+        self._platform = platform
         platform.start(config)
         self._device = platform.device
         chosen_backend = self._choose_backend(platform)
@@ -81,7 +82,7 @@ class Worker:
 
     def allocate(self, layout: KVLayout) -> None:
         """Make the cache and the batch; after this, plans can be executed."""
-        caches = _make_caches(layout, self._backend, len(self._model.kv_layers), self._device)
+        caches = _make_caches(layout, self._backend, len(self._model.kv_layers), self._platform)
         self._model.bind_kv(caches)
         self._group_of_layer = _group_of_layer(layout)
         max_num_seqs = self._config.scheduler.max_num_seqs or 1
@@ -135,10 +136,10 @@ class Worker:
         return errors
 
 
-def _explainer(registry: Registry, registered: Registered) -> Callable[[Exception, str], str]:
+def _explainer(registry: Registry, registered: Registered) -> Explain:
     """Return what names plugin, distribution, version and request of an exception."""
 
-    def explain(error: Exception, request_id: str) -> str:
+    def explain(error: Exception, request_id: str | None) -> str:
         try:
             with registry.blame(registered, request=request_id):
                 raise error
@@ -172,14 +173,12 @@ def _group_of_layer(layout: KVLayout) -> list[int]:
     return [groups[layer] for layer in sorted(groups)]
 
 
-def _make_caches(layout: KVLayout, backend: AttentionBackend, num_layers: int, device: str) -> list[torch.Tensor]:
+def _make_caches(
+    layout: KVLayout, backend: AttentionBackend, num_layers: int, platform: Platform
+) -> list[torch.Tensor]:
     """Return one cache tensor per layer. Groups of one pool share its memory, slot by slot."""
     memory = [
-        [
-            torch.zeros(pool.num_blocks * pool.slot_bytes, dtype=torch.uint8, device=device)
-            for _ in range(pool.num_slots)
-        ]
-        for pool in layout.pools
+        [platform.allocate(pool.num_blocks * pool.slot_bytes) for _ in range(pool.num_slots)] for pool in layout.pools
     ]
     caches: list[torch.Tensor | None] = [None] * num_layers
     for group in layout.groups:

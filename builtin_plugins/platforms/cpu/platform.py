@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from core.api import EngineConfig
@@ -44,6 +45,10 @@ class CpuPlatform:
         if asked is not None:
             return asked
         return max(LEAST_KV_BYTES, min(MOST_KV_BYTES, int(free_memory_bytes() * SHARE_OF_FREE)))
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return memory the system zeroes when it is first touched, so that an unused cache takes none."""
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
 
     def facts(self) -> Mapping[str, Any]:
         """Return device, architecture and instruction sets."""
