@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,9 +52,7 @@ def load_model(
     """
     started = time.monotonic()
     with _as_block(source):
-        spec = read_spec(config, source, registry)
-        if isinstance(spec, DecoderSpec):
-            _check_head_sizes(spec, registry, attention)
+        spec = _read_spec(config, source, registry)
         known = {**(facts or {}), "device": device, "dtype": str(dtype).removeprefix("torch.")}
         context = BuildContext(
             dtype=dtype,
@@ -73,7 +71,15 @@ def load_model(
 
 
 def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> DecoderSpec | ModuleSpec:
-    """Return what the source's model is, made for the context length that is served."""
+    """Return what the source's model is, made for the context length that is served.
+
+    Reads no weight. Raises `ModelError` with one block for a config that cannot be served.
+    """
+    with _as_block(source):
+        return _read_spec(config, source, registry)
+
+
+def _read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> DecoderSpec | ModuleSpec:
     entries = {registered.entry.name: registered for registered in registry.entries("models")}
     chosen = entries.get(source.architecture)
     if chosen is None:
@@ -118,26 +124,6 @@ def _weight_loader(config: EngineConfig, source: ModelSource, registry: Registry
     chosen = registry.choose("weight_loaders", source.weight_loader if wanted == "auto" else wanted)
     loader: WeightLoader = registry.load(chosen)(source, config)
     return loader
-
-
-def _check_head_sizes(spec: DecoderSpec, registry: Registry, attention: AttentionBackend) -> None:
-    """Refuse head sizes the chosen attention backend does not state to have."""
-    kind = type(attention)
-    target = f"{kind.__module__}:{kind.__qualname__}"
-    entries = [r.entry for r in registry.entries("attention_backends") if r.entry.target in (target, kind)]
-    for entry in entries:
-        able = entry.when.get("head_size")
-        if able is None:
-            continue
-        able = able if isinstance(able, Collection) else (able,)
-        for index, layer in enumerate(spec.layers):
-            size = layer.attention.head_size
-            if size not in able:
-                raise ModelError(
-                    f"layer {index} has a head size of {size}, which the attention backend {entry.name!r} cannot take "
-                    f"({able}). Check head_dim and num_attention_heads in config.json, or choose another "
-                    "--attention-backend."
-                )
 
 
 def _expect(loader: WeightLoader, model: Model) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from core.nn.parallel import ParallelGroup
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import OneSequenceAttention, Session
-from core.worker.loading import load_model
+from core.worker.loading import load_model, read_spec
 
 Open = Callable[..., Any]
 
@@ -222,36 +221,10 @@ def test_broken_checkpoint_is_refused_with_one_clear_block(name: str, folder: Pa
     assert str(folder) in str(refused.value), "the block says where"
 
 
-def test_head_size_outside_the_attention_backend_is_refused(folder: Path, registry: Registry, open_model: Open) -> None:
-    class Narrow:
-        """Stands for a registry whose attention entry states its head sizes."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(registry, name)
-
-        def entries(self, kind: str) -> Any:
-            found = registry.entries(kind)
-            if kind != "attention_backends":
-                return found
-            entry = replace(
-                registry.entries("models")[0].entry,
-                name="narrow",
-                target=OneSequenceAttention,
-                when={"head_size": {64}},
-            )
-            return [replace(registry.entries("models")[0], entry=entry)]
-
-    made: Any = Narrow()
+def test_facts_are_refused_with_the_same_block_before_anything_is_built(folder: Path, registry: Registry) -> None:
+    change_config(folder, architectures=["Nobody"])
     settings = EngineConfig(ModelConfig(str(folder)))
     source = registry.find_model(str(folder), settings)
     assert source is not None
-    with pytest.raises(ModelError, match="head size of 16, which the attention backend 'narrow' cannot take"):
-        load_model(
-            settings,
-            source,
-            made,
-            device="cpu",
-            dtype=torch.float32,
-            attention=OneSequenceAttention(),
-            group=ParallelGroup(),
-        )
+    with pytest.raises(ModelError, match=r"cannot serve .*\n  no loaded plugin knows the architecture 'Nobody'"):
+        read_spec(settings, source, registry)
