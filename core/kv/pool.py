@@ -29,11 +29,6 @@ class BlockPool:
         self._next_fresh = NULL_BLOCKS
         """Blocks from here on were never used; they come before the queue."""
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks that can be found by a key."""
-        return sum(map(len, self._found.values()))
-
     def take(self, count: int) -> list[int]:
         """Return `count` blocks with one reference each; the caller has seen `num_free`. Forgets their old keys."""
         self.num_free -= count

@@ -1,7 +1,8 @@
 """Which request computes which tokens in the next step, and what its results mean. Torch-free."""
 
 from core.scheduler.journal import Journal, ReplayReport, replay
+from core.scheduler.lifecycle import Counters
 from core.scheduler.limits import QueueFull, SchedulerLimits
-from core.scheduler.scheduler import Counters, Scheduler
+from core.scheduler.scheduler import Scheduler
 
 __all__ = ["Counters", "Journal", "QueueFull", "ReplayReport", "Scheduler", "SchedulerLimits", "replay"]

@@ -121,12 +121,7 @@ class Lifecycle:
     def fail(self, request: Request, message: str) -> RequestDelta:
         """End a live request that failed alone."""
         self.end(request, forget=True)
-        return RequestDelta(
-            request_id=request.request_id,
-            finish_reason="error",
-            error=message,
-            num_cached_tokens=request.num_cached,
-        )
+        return request.say(finish_reason="error", error=message)
 
     def release(self, request_id: str) -> None:
         """One extension no longer uses the blocks of an ended request; does nothing for any other."""

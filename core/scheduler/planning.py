@@ -174,18 +174,9 @@ class Planner:
         self._life.queue.remove(request)
         self._batch.enter(request)
         source, tables = request.source, [list(table) for table in lease.tables]
-        draft.new.append(
-            NewRow(
-                request.row,
-                request.request_id,
-                list(tokens),
-                request.prompt_len,
-                source.sampling,
-                source.seed,
-                source.eos_token_ids,
-                tables,
-            )
-        )
+        known, prompt_len, eos = list(tokens), request.prompt_len, source.eos_token_ids
+        row, name, sampling, seed = request.row, source.request_id, source.sampling, source.seed
+        draft.new.append(NewRow(row, name, known, prompt_len, sampling, seed, eos, tables))
         self._enter(draft, request, start, count, 0)
         return True
 

@@ -21,10 +21,6 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._items)
 
-    def __contains__(self, request: Request) -> bool:
-        at = bisect_left(self._items, request.rank, key=_rank)
-        return at < len(self._items) and self._items[at] is request
-
     @property
     def head(self) -> Request | None:
         """The request to start next."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from core.contracts import QueuedRequest
 from core.kv import Lease
-from core.step import EngineRequest
+from core.step import EngineRequest, RequestDelta
 
 Rank = tuple[tuple[float, ...], int]
 """Policy key, then order of arrival: the smallest runs first, the largest is preempted first."""
@@ -29,32 +29,6 @@ class State(IntEnum):
 
 class Request:
     """One request between `add` and its end. Extensions read `request_id`, `num_tokens`, `sampling`."""
-
-    __slots__ = (
-        "arrival",
-        "base",
-        "due",
-        "extra",
-        "last_step",
-        "lease",
-        "limit",
-        "num_cached",
-        "num_preemptions",
-        "planned",
-        "prompt_done",
-        "prompt_len",
-        "rank",
-        "request_id",
-        "row",
-        "sampling",
-        "slot",
-        "source",
-        "started",
-        "state",
-        "stops",
-        "tokens",
-        "total",
-    )
 
     def __init__(self, source: EngineRequest, arrival: int, max_model_len: int, lease: Lease) -> None:
         self.source: Final = source
@@ -102,6 +76,10 @@ class Request:
         return QueuedRequest(
             self.request_id, self.source.priority, self.source.arrival_s, self.prompt_len, self.num_preemptions
         )
+
+    def say(self, **news: Any) -> RequestDelta:
+        """Return a delta about this request."""
+        return RequestDelta(request_id=self.request_id, num_cached_tokens=self.num_cached, **news)
 
     def take(self, new: list[int]) -> tuple[int, str | None, int | None]:
         """Append sampled tokens up to the first that ends it; return (tokens taken, finish reason, stop token)."""

@@ -63,11 +63,7 @@ class ResultReader:
             elif new is not None:
                 deltas.append(self._take(request, new, result.logprobs.get(row), prompt))
             elif prompt:
-                deltas.append(
-                    RequestDelta(
-                        request_id=request.request_id, prompt_logprobs=prompt, num_cached_tokens=request.num_cached
-                    )
-                )
+                deltas.append(request.say(prompt_logprobs=prompt))
         return deltas
 
     def _take(
@@ -86,14 +82,9 @@ class ResultReader:
             request.total = len(request.tokens)
             if request.state is State.RUNNING:
                 request.planned = request.total - 1
-        return RequestDelta(
-            request_id=request.request_id,
-            token_ids=new[:count],
-            finish_reason=reason,
-            stop_reason=stop,
-            logprobs=None if logprobs is None else logprobs[:count],
-            prompt_logprobs=prompt,
-            num_cached_tokens=request.num_cached,
+        held = None if logprobs is None else logprobs[:count]
+        return request.say(
+            token_ids=new[:count], finish_reason=reason, stop_reason=stop, logprobs=held, prompt_logprobs=prompt
         )
 
 

@@ -64,7 +64,7 @@ class Scheduler:
         if request is None:
             return None
         self._life.end(request)
-        return RequestDelta(request_id=request_id, finish_reason="abort", num_cached_tokens=request.num_cached)
+        return request.say(finish_reason="abort")
 
     def wake(self, request_id: str) -> None:
         """Let a request start that an extension parked; it is asked again."""

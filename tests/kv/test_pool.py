@@ -53,5 +53,5 @@ def test_forgetting_all_leaves_references_alone():
     pool = BlockPool(3, [0])
     pool.remember(0, b"a", pool.take(1)[0])
     pool.forget_all()
-    assert pool.num_cached == 0
+    assert pool.find(0) == {}
     pool.check([0, 1, 0])

@@ -5,6 +5,7 @@ import random
 import pytest
 from fake_worker import VOCAB, Engine
 
+from builtin_plugins.scheduling_policies.priority import Priority
 from core.errors import EngineError
 from core.step import StepResult
 
@@ -53,6 +54,30 @@ def test_abort_while_preempted_with_results_in_flight():
     assert engine.scheduler.num_waiting
     assert engine.abort("r2").finish_reason == "abort"
     engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_a_preempted_request_starts_again_only_when_its_results_are_in():
+    """The preempting request is aborted at once, so blocks would be there while the victim is still in flight."""
+    engine = Engine(num_blocks=11, depth=3, budget=12, policy=Priority(), prefix_caching=False)
+
+    def schedule():
+        if engine.scheduler.in_flight == 2:
+            engine.collect()
+        engine.schedule()
+
+    engine.add("low", prompt(5), 30, priority=1, eos_token_ids=())
+    schedule()
+    schedule()
+    engine.add("high", prompt(33, 2), 2, priority=0, eos_token_ids=())
+    while engine.scheduler.num_preemptions == 0:
+        schedule()
+    engine.abort("high")
+    engine.schedule()
+    assert engine.started.count("low") == 1
+    engine.run()
+    assert engine.started.count("low") == 2
     engine.check_outputs()
     engine.check_idle()
 

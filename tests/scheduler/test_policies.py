@@ -1,0 +1,69 @@
+"""The two policies shipped, through the door of a plugin and the suite every policy passes."""
+
+import inspect
+
+import pytest
+
+from builtin_plugins.scheduling_policies import fcfs, priority
+from core.contracts import QueuedRequest
+from core.testing.conformance import scheduling_policies as suite
+
+CHECKS = [check for name, check in inspect.getmembers(suite, inspect.isfunction) if name.startswith("check_")]
+
+
+class Subject:
+    kind = "scheduling_policies"
+    entry = None
+
+    def __init__(self, target):
+        self.target = target
+
+
+class Unsteady:
+    def __init__(self):
+        self.calls = 0
+
+    def key(self, request):
+        self.calls += 1
+        return (float(self.calls),)
+
+
+class Ragged:
+    def key(self, request):
+        return (1.0,) * (1 + request.num_preemptions)
+
+
+class Texts:
+    def key(self, request):
+        return (request.request_id,)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("policy", [fcfs.FirstCome, priority.Priority])
+def test_shipped_policies_conform(policy, check):
+    check(Subject(policy))
+
+
+@pytest.mark.parametrize("policy", [Unsteady, Ragged, Texts])
+def test_the_suite_finds_policies_that_do_not(policy):
+    def holds(check):
+        try:
+            check(Subject(policy))
+        except AssertionError:
+            return False
+        return True
+
+    assert not all(holds(check) for check in CHECKS)
+
+
+@pytest.mark.parametrize("module", [fcfs, priority])
+def test_each_plugin_gives_one_entry_that_names_its_class(module):
+    (entry,) = module.engine_scheduling_policies()
+    package, _, name = entry.target.partition(":")
+    assert package == module.__name__
+    assert callable(getattr(module, name))
+
+
+def test_lower_priority_values_come_first():
+    keys = [priority.Priority().key(QueuedRequest("r", value, 0.0, 1, 0)) for value in (3, -1, 0)]
+    assert sorted(keys) == [(-1,), (0,), (3,)]
