@@ -44,6 +44,8 @@ class Batch:
         self.seeds = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self.prompt_lens = [0] * max_num_seqs
         self.requests: list[NewRow | None] = [None] * max_num_seqs
+        self.prompt_logprobs_rows: set[int] = set()
+        """Rows whose request wants the log-probabilities of its prompt."""
         self._tables = [
             np.zeros((max_num_seqs, -(-max_model_len // group.block_size) + 1), dtype=np.int32)
             for group in layout.groups
@@ -54,6 +56,7 @@ class Batch:
         """Take over the plan's differences: rows that left, rows that came, blocks that were added."""
         for row in plan.ended:
             self.requests[row] = None
+            self.prompt_logprobs_rows.discard(row)
         for new in plan.new:
             self._enter(new)
         for row, group, blocks in plan.blocks:
@@ -65,6 +68,8 @@ class Batch:
         self.prompt_lens[row] = new.prompt_len
         self.token_ids[row, : len(new.token_ids)] = torch.tensor(new.token_ids, dtype=torch.int64)
         self.seeds[row] = new.seed
+        if new.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs_rows.add(row)
         for group, blocks in enumerate(new.blocks):
             self._table_lens[group][row] = 0
             self._append(row, group, blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,8 +15,10 @@ from core.step import NewRow
 if TYPE_CHECKING:
     from core.contracts import LogitsProcessor
 
-Explain = Callable[[Exception, str], str]
-"""Turns an exception of plugin code, in a request, into the text its user sees."""
+log = logging.getLogger(__name__)
+
+Explain = Callable[[Exception, str | None], str]
+"""Turns an exception of plugin code, in a request if one is named, into the text its user sees."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,10 @@ class Processors:
         for active in self._all:
             if row in active.rows:
                 active.rows.discard(row)
-                active.processor.removed(row)
+                try:
+                    active.processor.removed(row)
+                except Exception as error:  # noqa: BLE001 - plugin code; the request has left, so none is failed
+                    log.error("%s", active.explain(error, None))
 
     def shape(
         self, logits: torch.Tensor, rows: SampleRows, names: Sequence[str]
@@ -79,10 +85,13 @@ class Processors:
             if not wanting:
                 continue
             try:
-                if len(wanting) == len(rows.rows):
-                    logits = active.processor.apply(logits, rows)
+                whole = len(wanting) == len(rows.rows)
+                part = active.processor.apply(logits if whole else logits[wanting], select(rows, wanting))
+                if part.shape != (len(wanting), logits.shape[1]):
+                    raise ValueError(f"apply returned {tuple(part.shape)} for {len(wanting)} rows of {logits.shape[1]}")
+                if whole:
+                    logits = part
                 else:
-                    part = active.processor.apply(logits[wanting], select(rows, wanting))
                     logits[wanting] = part
             except Exception as error:  # noqa: BLE001 - plugin code; fails the requests it was called for, named
                 errors |= {rows.rows[i]: active.explain(error, names[i]) for i in wanting}

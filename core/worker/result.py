@@ -10,6 +10,10 @@ from core.step import Logprobs, StepResult
 from core.worker.logprobs import Gathered, to_lists
 
 NON_FINITE = "the model produced non-finite logits for this request"
+NO_CHOICE = (
+    "every token is excluded, so none could be generated; allowed_token_ids, bad_words, logit_bias and min_tokens "
+    "of this request leave nothing"
+)
 
 
 @dataclass(slots=True)
@@ -23,18 +27,22 @@ class PendingResult:
     """[n] int64, parallel to rows."""
     finite: torch.Tensor | None = None
     """[n] bool: whether the row's logits were numbers."""
+    possible: torch.Tensor | None = None
+    """[n] bool: whether anything was left to choose from."""
     logprobs: tuple[list[int], Gathered] | None = None
     """Rows that asked, and theirs."""
     prompt_logprobs: list[tuple[int, Gathered]] = field(default_factory=list)
+    """Consecutive positions of rows that asked; a row may be named several times."""
     payloads: dict[str, bytes] = field(default_factory=dict)
 
     def get(self) -> StepResult:
         """Wait for the device and return plain data."""
         tokens: list[list[int]] = []
         errors = dict(self.errors)
-        if self.tokens is not None and self.finite is not None:
-            finite = self.finite.tolist()
-            errors |= {row: NON_FINITE for row, good in zip(self.rows, finite, strict=True) if not good}
+        if self.tokens is not None and self.finite is not None and self.possible is not None:
+            for row, finite, possible in zip(self.rows, self.finite.tolist(), self.possible.tolist(), strict=True):
+                if row not in errors and not (finite and possible):
+                    errors[row] = NO_CHOICE if finite else NON_FINITE
             tokens = [
                 [] if row in errors else [token] for row, token in zip(self.rows, self.tokens.tolist(), strict=True)
             ]
@@ -42,5 +50,7 @@ class PendingResult:
         if self.logprobs is not None:
             asked, gathered = self.logprobs
             logprobs = {row: [entry] for row, entry in zip(asked, to_lists(gathered), strict=True) if row not in errors}
-        prompt = {row: to_lists(gathered) for row, gathered in self.prompt_logprobs}
+        prompt: dict[int, list[Logprobs]] = {}
+        for row, gathered in self.prompt_logprobs:
+            prompt.setdefault(row, []).extend(to_lists(gathered))
         return StepResult(self.step, self.rows, tokens, logprobs, prompt, errors, self.payloads)

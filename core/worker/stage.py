@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from core.contracts import Model
     from core.worker.batch import Batch, StepInputs
     from core.worker.extensions import Extensions
+
+PROMPT_POSITIONS: Final = 128
+"""Positions of a prompt whose logits are held at once."""
 
 
 class SamplingStage:
@@ -60,6 +63,7 @@ class SamplingStage:
         tokens, final = self._choose(logits, rows, sampling, names, pending)
         self._batch.token_ids[rows.row_index, rows.length_index] = tokens
         pending.tokens = tokens
+        pending.possible = final.gather(1, tokens[:, None])[:, 0] > float("-inf")
         if raw is not None:
             scores = self._scores(raw, final[asked])
             counts = [sampling[i].logprobs or 0 for i in asked]
@@ -74,10 +78,9 @@ class SamplingStage:
         pending: PendingResult,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the chosen tokens [n] and the logits they were chosen from."""
-        tokens = logits.argmax(dim=-1)
         random = random_rows(sampling)
         if not random:
-            return tokens, logits
+            return logits.argmax(dim=-1), logits
         part = select(rows, random)
         params = [sampling[i] for i in random]
         scaled = apply_temperature(logits if len(random) == len(sampling) else logits[random], params)
@@ -87,6 +90,7 @@ class SamplingStage:
         drawn = draw(scaled, Draw(params, self._batch.seeds[part.row_index], part.length_index))
         if len(random) == len(sampling):
             return drawn, scaled
+        tokens = logits.argmax(dim=-1)
         tokens[random] = drawn
         logits[random] = scaled
         return tokens, logits
@@ -99,19 +103,19 @@ class SamplingStage:
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor, ends: list[int]) -> list[tuple[int, Gathered]]:
         """Return, per row that asked, the scores of the prompt tokens that follow this step's positions."""
         out = []
-        for i, row in enumerate(plan.rows):
+        asking = self._batch.prompt_logprobs_rows
+        for i, row in enumerate(plan.rows if asking else ()):
+            if row not in asking:
+                continue
             request = self._request(row)
-            wanted = request.sampling.prompt_logprobs
-            if wanted is None:
-                continue
-            start = plan.starts[i]
-            count = min(start + plan.counts[i], request.prompt_len - 1) - start
-            if count <= 0:
-                continue
-            first = ends[i] - plan.counts[i]
-            logits = self._model.logits(hidden[first : first + count])
-            following = self._batch.token_ids[row, start + 1 : start + 1 + count]
-            out.append((row, gather(self._scores(logits, logits), following, [wanted] * count)))
+            wanted = request.sampling.prompt_logprobs or 0
+            first, start = ends[i] - plan.counts[i], plan.starts[i]
+            count = min(plan.counts[i], request.prompt_len - 1 - start)
+            for at in range(0, count, PROMPT_POSITIONS):
+                size = min(PROMPT_POSITIONS, count - at)
+                logits = self._model.logits(hidden[first + at : first + at + size])
+                following = self._batch.token_ids[row, start + 1 + at : start + 1 + at + size]
+                out.append((row, gather(self._scores(logits, logits), following, [wanted] * size)))
         return out
 
     def _rows(self, plan: StepPlan) -> SampleRows:
