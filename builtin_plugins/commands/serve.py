@@ -36,10 +36,10 @@ class Serve:
         engine = AsyncLLM.from_config(context.config, registry)
         try:
             (_, make_server), *groups = parts
-            made = []
+            made = {}
             for registered, make in groups:
                 with registry.blame(registered):
-                    made.append(make(engine, engine.config))
+                    made[registered.entry.name] = make(engine, engine.config)
             with registry.blame(server):
                 status: int = make_server(engine, engine.config, made).run()
         finally:

@@ -65,6 +65,9 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Write key and value to the cache, return attention [num_tokens, heads, head_size].
 
+        Every key and value of the step is written before any is read: a sequence may read blocks that another
+        sequence of the same step fills (they begin alike).
+
         query is [num_tokens, heads, head_size], key and value [num_tokens, kv_heads, head_size]. Causal.
         """
 

@@ -18,7 +18,7 @@ class RouteGroup(Protocol):
 
 
 class Server(Protocol):
-    """Accepts connections and serves the chosen route groups. Constructed with (engine, config, groups)."""
+    """Accepts connections and serves the chosen route groups. Constructed with (engine, config, groups by name)."""
 
     def run(self) -> int:
         """Serve until told to stop; return the exit status."""

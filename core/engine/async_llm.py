@@ -253,7 +253,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
-        done: bool = await asyncio.wrap_future(self._thread.call(self._parts.core.scheduler.reset_prefix_cache))
+        done: bool = await asyncio.wrap_future(self._thread.call(self._parts.core.reset_prefix_cache))
         return done
 
     def shutdown(self) -> None:

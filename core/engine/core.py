@@ -119,7 +119,16 @@ class EngineCore:
             except Exception:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
-        return self.scheduler.fail_in_flight(f"{type(error).__name__}: {error}")
+        message = f"{type(error).__name__}: {error}"
+        if self._journal is not None:
+            self._journal.fail(self._clock(), message)
+        return self.scheduler.fail_in_flight(message)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
+        if self._journal is not None:
+            self._journal.reset_prefix_cache(self._clock())
+        return self.scheduler.reset_prefix_cache()
 
     def _stats(self, plan: StepPlan, result: StepResult, deltas: list[RequestDelta], step_s: float) -> StepStats:
         scheduler = self.scheduler

@@ -200,7 +200,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
-        return self._parts.core.scheduler.reset_prefix_cache()
+        return self._parts.core.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Release the model and its workers; safe to call twice."""
