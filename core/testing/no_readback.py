@@ -21,7 +21,6 @@ _OPS: Final = frozenset(
         "aten::is_nonzero",
         "aten::masked_select",
         "aten::nonzero",
-        "aten::repeat_interleave",
         "aten::unique_consecutive",
         "aten::unique_dim",
     }
@@ -57,6 +56,12 @@ class _Operations(TorchDispatchMode):
         name = func._schema.name
         if name in _OPS:
             raise ReadBack(f"{name} reads a device value back; a step must work without.")
+        if (
+            name == "aten::repeat_interleave"
+            and func._overloadname != "self_int"
+            and not (kwargs or {}).get("output_size")
+        ):
+            raise ReadBack(f"{name} by a tensor sums it on the host; state output_size.")
         if name in {"aten::index", "aten::index_put", "aten::index_put_"} and _has_mask(args[1]):
             raise ReadBack(f"{name} with a mask counts its true values on the host; use masked_fill or where.")
         return func(*args, **(kwargs or {}))

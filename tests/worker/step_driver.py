@@ -1,0 +1,125 @@
+"""Writes the plans a scheduler would write, for a worker over the fake model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from core.config.build import config_from_kwargs
+from core.contracts import ModelSource
+from core.kv import plan_layout
+from core.plugin import Registry, load_plan, make_plan
+from core.step import NewRow, StepPlan, StepResult
+from core.testing.fake_model import FakeConfig, fake_source
+from core.types import SamplingParams
+from core.worker import Worker
+
+PLUGINS = ("core.testing.fake_model", "platform_cpu", "attention_torch")
+PROCESSORS = tuple(
+    f"logits_{name}" for name in ["allowed_tokens", "bad_words", "bias", "min_p", "min_tokens", "penalties"]
+)
+BLOCK = 4
+MAX_LEN = 64
+GREEDY = SamplingParams(temperature=0)
+
+
+def make_worker(
+    *plugins: str, model: FakeConfig | None = None, max_num_seqs: int = 8, **config: Any
+) -> tuple[Worker, Registry, ModelSource]:
+    """Return a started worker whose cache holds every row at full length."""
+    registry = load_plan(make_plan(["none", *PLUGINS, *PROCESSORS, *plugins]))
+    settings = {"dtype": "float32", "max_model_len": MAX_LEN, "max_num_seqs": max_num_seqs, "num_threads": 1}
+    built = config_from_kwargs({"model": "fake:", **settings, **config}, registry.options())
+    source = fake_source(model)
+    worker = Worker(built, registry, source)
+    return worker, registry, source
+
+
+class Driver:
+    """Requests by name in a worker's rows; prompts may go in by chunks."""
+
+    def __init__(self, *plugins: str, max_num_seqs: int = 8, **config: Any) -> None:
+        self.worker, *_ = make_worker(*plugins, max_num_seqs=max_num_seqs, **config)
+        info = self.worker.start()
+        self._blocks = -(-MAX_LEN // BLOCK)
+        self._layout = plan_layout(
+            info.layers,
+            block_size=BLOCK,
+            memory_bytes=0,
+            num_blocks=self._blocks * max_num_seqs * len(info.layers),
+            max_model_len=MAX_LEN,
+            max_num_seqs=max_num_seqs,
+        )
+        self.worker.allocate(self._layout)
+        self._free = list(range(max_num_seqs))
+        self._new: list[NewRow] = []
+        self._ended: list[int] = []
+        self._step = 0
+        self.rows: dict[str, int] = {}
+        self.tokens: dict[str, list[int]] = {}
+        """Known tokens, sampled ones included."""
+        self._computed: dict[str, int] = {}
+
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        seed: int = 0,
+        prompt_len: int | None = None,
+        eos: tuple[int, ...] = (),
+    ) -> None:
+        """Let a request enter with the next step."""
+        row = self._free.pop(0)
+        self.rows[name], self.tokens[name], self._computed[name] = row, list(prompt), 0
+        groups = len(self._layout.groups)
+        blocks = [[1 + (row * groups + g) * self._blocks + i for i in range(self._blocks)] for g in range(groups)]
+        known = len(prompt) if prompt_len is None else prompt_len
+        self._new.append(NewRow(row, name, list(prompt), known, sampling, seed, eos, blocks))
+
+    def end(self, name: str) -> None:
+        """Let a request leave with the next step."""
+        row = self.rows.pop(name)
+        self._ended.append(row)
+        self._free.append(row)
+
+    def plan(self, counts: Mapping[str, int] | None = None) -> StepPlan:
+        """Return the next plan: these requests with so many tokens, or all with what they have left."""
+        if counts is None:
+            counts = {name: len(self.tokens[name]) - self._computed[name] for name in self.rows}
+        starts = [self._computed[name] for name in counts]
+        samples = [i for i, name in enumerate(counts) if starts[i] + counts[name] == len(self.tokens[name])]
+        plan = StepPlan(
+            step=self._step,
+            ended=self._ended,
+            new=self._new,
+            blocks=[],
+            rows=[self.rows[name] for name in counts],
+            starts=starts,
+            counts=list(counts.values()),
+            samples=samples,
+        )
+        for name, count in counts.items():
+            self._computed[name] += count
+        self._new, self._ended, self._step = [], [], self._step + 1
+        return plan
+
+    def step(self, counts: Mapping[str, int] | None = None) -> StepResult:
+        """Execute the next plan and take over its tokens."""
+        result = self.worker.execute(self.plan(counts)).get()
+        self.take(result)
+        return result
+
+    def take(self, result: StepResult) -> None:
+        """Append a result's tokens to their requests."""
+        names = {row: name for name, row in self.rows.items()}
+        for row, tokens in zip(result.rows, result.tokens, strict=True):
+            self.tokens[names[row]] += tokens
+
+    def generate(self, name: str, count: int) -> list[int]:
+        """Return the next `count` tokens of one request, all requests going on."""
+        before = len(self.tokens[name])
+        for _ in range(count):
+            self.step()
+        return self.tokens[name][before:]
