@@ -107,9 +107,10 @@ class _Planner:
             if named[0].name in self._blocked:
                 raise ConfigError(f"--plugins both names and blocks {named[0].name!r}; keep one of the two.")
             chosen[named[0].name] = named
+        kernel = chosen.pop(KERNEL.name, [KERNEL])[0]
         absent = [name for name, refs in chosen.items() if all(is_absent(ref) for ref in refs)]
         picked = [_only(refs) for name, refs in sorted(chosen.items()) if name not in absent]
-        return PluginPlan(plugins=(KERNEL, *picked), absent=tuple(sorted(absent)))
+        return PluginPlan(plugins=(kernel, *picked), absent=tuple(sorted(absent)))
 
     def _default_set(self) -> Iterable[PluginRef]:
         """Yield what is loaded without being named."""
