@@ -45,11 +45,11 @@ class ReadBack(AssertionError):
 @contextmanager
 def no_readback() -> Iterator[None]:
     """Raise `ReadBack` where `item`, `tolist`, `nonzero`, a mask as index or the like is used meanwhile."""
-    with _Operations(), _Methods():
+    with _Operations(), _Methods():  # type: ignore[no-untyped-call]
         yield
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -1,4 +1,4 @@
-"""The builtin logits processors against the plainest loops that say what each parameter means."""
+"""Every builtin logits processor does to each row what a few lines of Python say it should."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from builtin_plugins.logits_processors.allowed_tokens import AllowedTokens
 from builtin_plugins.logits_processors.bad_words import BadWords
@@ -15,145 +17,185 @@ from builtin_plugins.logits_processors.bias import LogitBias
 from builtin_plugins.logits_processors.min_p import MinP
 from builtin_plugins.logits_processors.min_tokens import MinTokens
 from builtin_plugins.logits_processors.penalties import Penalties
-from core.contracts import SamplerContext, SampleRows
-from core.testing import conformance
+from core.api import SamplerContext, SampleRows, SamplingParams
 from core.testing.no_readback import no_readback
-from core.types import SamplingParams
 
-VOCAB, ROWS, LENGTH = 50, 12, 24
-CONTEXT = SamplerContext(VOCAB, ROWS, LENGTH, "cpu")
-NEVER = float("-inf")
-PLUGINS = ("allowed_tokens", "bad_words", "bias", "min_p", "min_tokens", "penalties")
+VOCAB, MAX_SEQS, MAX_LEN = 12, 6, 24
+CONTEXT = SamplerContext(VOCAB, MAX_SEQS, MAX_LEN, "cpu")
 
-Meaning = Callable[[list[float], SamplingParams, list[int], int], list[float]]
-
-
-def allowed(logits: list[float], sampling: SamplingParams, tokens: list[int], prompt_len: int) -> list[float]:
-    listed = sampling.allowed_token_ids or []
-    return [logit if token in listed else NEVER for token, logit in enumerate(logits)]
+Row = tuple[SamplingParams, list[int], int]
+"""Parameters, tokens so far, and how many of them are the prompt."""
+Logits = list[float]
 
 
-def biased(logits: list[float], sampling: SamplingParams, tokens: list[int], prompt_len: int) -> list[float]:
+def run(kind: Callable[[SamplerContext], Any], rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor:
+    """Return what a fresh processor makes of the rows; they sit in the batch from the last place backwards."""
+    processor = kind(CONTEXT)
+    history = torch.full((MAX_SEQS, MAX_LEN), VOCAB - 1)  # stale tokens must not count
+    places = [MAX_SEQS - 1 - i for i in range(len(rows))]
+    for place, (sampling, tokens, prompt_len) in zip(places, rows, strict=True):
+        assert processor.wants(sampling)
+        processor.added(place, sampling, tokens, prompt_len)
+        history[place, : len(tokens)] = torch.tensor(tokens)
+    seen = sample_rows(places, [len(tokens) for _, tokens, _ in rows], [row[2] for row in rows], history)
+    with no_readback():
+        out: torch.Tensor = processor.apply(logits.clone(), seen)
+    for place in places:
+        processor.removed(place)
+    return out
+
+
+def sample_rows(rows: list[int], lengths: list[int], prompt_lens: list[int], history: torch.Tensor) -> SampleRows:
+    index = torch.tensor([rows, lengths, prompt_lens])
+    return SampleRows(rows, prompt_lens, lengths, index[0], index[1], index[2], history)
+
+
+def penalised(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
+    out, output = list(logits), tokens[prompt_len:]
+    for token in range(VOCAB):
+        if token in tokens:
+            factor = sampling.repetition_penalty
+            out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
+        out[token] -= sampling.frequency_penalty * output.count(token)
+        out[token] -= sampling.presence_penalty * (token in output)
+    return out
+
+
+def without_bad_words(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
+    out, output = list(logits), tokens[prompt_len:]
+    for *prefix, last in sampling.bad_words_token_ids:
+        if output[len(output) - len(prefix) :] == prefix:
+            out[last] = -math.inf
+    return out
+
+
+def biased(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
     return [logit + (sampling.logit_bias or {}).get(token, 0.0) for token, logit in enumerate(logits)]
 
 
-def above_min_p(logits: list[float], sampling: SamplingParams, tokens: list[int], prompt_len: int) -> list[float]:
-    probs = torch.tensor(logits, dtype=torch.float64).softmax(0).tolist()
-    return [
-        logit if p >= sampling.min_p * max(probs) * (1 - 1e-6) else NEVER
-        for p, logit in zip(probs, logits, strict=True)
-    ]
+def only_allowed(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
+    return [x if token in (sampling.allowed_token_ids or ()) else -math.inf for token, x in enumerate(logits)]
 
 
-def not_yet(logits: list[float], sampling: SamplingParams, tokens: list[int], prompt_len: int) -> list[float]:
-    stops = sampling.stop_token_ids if len(tokens) - prompt_len < sampling.min_tokens else []
-    return [NEVER if token in stops else logit for token, logit in enumerate(logits)]
+def long_enough(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
+    if len(tokens) - prompt_len >= sampling.min_tokens:
+        return logits
+    return [-math.inf if token in sampling.stop_token_ids else x for token, x in enumerate(logits)]
 
 
-def penalised(logits: list[float], sampling: SamplingParams, tokens: list[int], prompt_len: int) -> list[float]:
-    out, output = list(logits), tokens[prompt_len:]
-    for token in set(tokens):
-        factor = sampling.repetition_penalty
-        out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
-    for token in set(output):
-        out[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
-    return out
+def above_min_p(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
+    weights = [math.exp(x) for x in logits]
+    return [x if w >= sampling.min_p * max(weights) else -math.inf for x, w in zip(logits, weights, strict=True)]
 
 
-def without_bad_words(logits: list[float], sampling: SamplingParams, tokens: list[int], prompt_len: int) -> list[float]:
-    out, output = list(logits), tokens[prompt_len:]
-    for *beginning, last in sampling.bad_words_token_ids:
-        if last < VOCAB and (not beginning or output[-len(beginning) :] == beginning):
-            out[last] = NEVER
-    return out
-
-
-CASES: list[tuple[type[Any], Meaning, list[dict[str, Any]]]] = [
-    (AllowedTokens, allowed, [{"allowed_token_ids": [3]}, {"allowed_token_ids": [0, 7, 49, 7]}]),
-    (LogitBias, biased, [{"logit_bias": {3: 1.5, 49: -100.0}}, {"logit_bias": {0: 100.0}}]),
-    (MinP, above_min_p, [{"min_p": 0.05}, {"min_p": 1.0}, {"min_p": 1e-6}]),
-    (
-        MinTokens,
-        not_yet,
-        [{"min_tokens": 3, "stop_token_ids": [1, 2, 2]}, {"min_tokens": 16, "stop_token_ids": [49, 5000]}],
-    ),
-    (
+TOKEN = st.integers(0, VOCAB - 1)
+PARAMS: dict[str, tuple[Any, Any, st.SearchStrategy[SamplingParams]]] = {
+    "penalties": (
         Penalties,
         penalised,
-        [
-            {"repetition_penalty": 1.7},
-            {"presence_penalty": -1.0},
-            {"frequency_penalty": 0.6},
-            {"repetition_penalty": 0.5, "presence_penalty": 1.0, "frequency_penalty": 2.0},
-        ],
+        st.builds(
+            SamplingParams,
+            repetition_penalty=st.sampled_from([0.5, 1.0, 1.3]),
+            presence_penalty=st.sampled_from([-1.0, 0.0, 0.7]),
+            frequency_penalty=st.sampled_from([-0.5, 0.0, 0.4]),
+        ).filter(Penalties(CONTEXT).wants),
     ),
-    (
+    "bad_words": (
         BadWords,
         without_bad_words,
-        [
-            {"bad_words_token_ids": [[4]]},
-            {"bad_words_token_ids": [[1, 5], [2, 5], [5], [1, 1, 2, 3, 1]]},
-            {"bad_words_token_ids": [[0, 9999], [2, 1, 0], [1, 0]]},
-        ],
+        st.builds(
+            SamplingParams,
+            bad_words_token_ids=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=5),
+        ),
     ),
-]
+    "bias": (
+        LogitBias,
+        biased,
+        st.builds(SamplingParams, logit_bias=st.dictionaries(TOKEN, st.floats(-9, 9, width=32), min_size=1)),
+    ),
+    "allowed_tokens": (
+        AllowedTokens,
+        only_allowed,
+        st.builds(SamplingParams, allowed_token_ids=st.lists(TOKEN, min_size=1)),
+    ),
+    "min_tokens": (
+        MinTokens,
+        long_enough,
+        st.builds(
+            SamplingParams,
+            min_tokens=st.integers(1, 5),
+            stop_token_ids=st.lists(TOKEN, min_size=1),
+            max_tokens=st.just(5),
+        ),
+    ),
+    "min_p": (MinP, above_min_p, st.builds(SamplingParams, min_p=st.sampled_from([0.05, 0.3, 1.0]))),
+}
 
 
-def batch(generator: torch.Generator, order: Sequence[int]) -> tuple[torch.Tensor, SampleRows]:
-    """Rows of few different tokens, so that every coincidence occurs; some have generated nothing yet."""
-    token_ids = torch.randint(0, 4, (ROWS, LENGTH), generator=generator)
-    lengths = torch.randint(1, LENGTH, (len(order),), generator=generator).tolist()
-    prompt_lens = [1 + int(torch.randint(0, length, (), generator=generator)) for length in lengths]
-    index = torch.tensor([list(order), lengths, prompt_lens])
-    rows = SampleRows(list(order), prompt_lens, lengths, index[0], index[1], index[2], token_ids)
-    return torch.randn(len(order), VOCAB, generator=generator) * 4, rows
+def histories(tokens: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[list[int], int]]:
+    return st.lists(tokens, min_size=1, max_size=10).flatmap(lambda t: st.tuples(st.just(t), st.integers(1, len(t))))
 
 
-@pytest.mark.parametrize(("processor", "meaning", "variants"), CASES, ids=lambda case: getattr(case, "__name__", ""))
-def test_processor_does_what_its_parameter_means(
-    processor: type[Any], meaning: Meaning, variants: list[dict[str, Any]]
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    subject = processor(CONTEXT)
-    for order in ([0], [3, 1, 2], [5, 11, 0, 7, 8, 2], [9, 4]) * 4:
-        logits, rows = batch(generator, order)
-        sampling = [SamplingParams(**variants[row % len(variants)], max_tokens=None) for row in order]
-        expected = []
-        for i, row in enumerate(order):
-            assert subject.wants(sampling[i])
-            tokens = rows.token_ids[row, : rows.lengths[i]].tolist()
-            subject.added(row, sampling[i], tokens, rows.prompt_lens[i])
-            expected.append(meaning(logits[i].tolist(), sampling[i], tokens, rows.prompt_lens[i]))
-        with no_readback():
-            found = subject.apply(logits, rows)
-        torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-5)
-        for row in order:
-            subject.removed(row)
+@pytest.mark.parametrize("name", PARAMS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_each_row_gets_what_its_own_parameters_say(name: str, data: st.DataObject) -> None:
+    kind, reference, params = PARAMS[name]
+    history = histories(st.integers(0, 2) if name == "bad_words" else TOKEN)
+    drawn = data.draw(st.lists(st.tuples(params, history), min_size=1, max_size=MAX_SEQS))
+    rows = [(sampling, tokens, prompt_len) for sampling, (tokens, prompt_len) in drawn]
+    seed = data.draw(st.integers(0, 1000))
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed))
+    want = [reference(logits[i].tolist(), *row) for i, row in enumerate(rows)]
+    torch.testing.assert_close(run(kind, rows, logits), torch.tensor(want), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("processor", [case[0] for case in CASES], ids=lambda processor: processor.__name__)
-def test_neutral_parameters_are_not_wanted(processor: type[Any]) -> None:
-    assert not processor(CONTEXT).wants(SamplingParams(stop_token_ids=[3], ignore_eos=True))
+@pytest.mark.parametrize("name", PARAMS)
+def test_requests_with_default_parameters_want_no_processor(name: str) -> None:
+    assert not PARAMS[name][0](CONTEXT).wants(SamplingParams())
 
 
-def test_min_tokens_without_anything_that_ends_is_not_wanted() -> None:
-    assert not MinTokens(CONTEXT).wants(SamplingParams(min_tokens=4))
+def test_every_processed_field_has_its_builtin() -> None:
+    from core.sampling import unserved_params
+
+    kinds = [kind for kind, _, _ in PARAMS.values()]
+    sampling = SamplingParams(
+        presence_penalty=1,
+        frequency_penalty=1,
+        repetition_penalty=2,
+        min_p=0.5,
+        min_tokens=1,
+        logit_bias={1: 1.0},
+        allowed_token_ids=[1],
+        bad_words=["x"],
+    )
+    assert unserved_params(sampling, kinds) == []
 
 
-def test_generation_goes_on_step_by_step_until_the_minimum_is_reached() -> None:
-    subject = MinTokens(CONTEXT)
-    subject.added(1, SamplingParams(min_tokens=2, stop_token_ids=[7]), [5], 1)
-    token_ids = torch.zeros((ROWS, LENGTH), dtype=torch.int64)
-    ends = []
-    for length in (1, 2, 3, 4):
-        index = torch.tensor([[1], [length], [1]])
-        rows = SampleRows([1], [1], [length], index[0], index[1], index[2], token_ids)
-        ends.append(math.isfinite(subject.apply(torch.zeros(1, VOCAB), rows)[0, 7]))
-    assert ends == [False, False, True, True]
+def test_a_row_taken_over_by_another_request_forgets_the_first() -> None:
+    processor = LogitBias(CONTEXT)
+    history = torch.zeros(MAX_SEQS, MAX_LEN, dtype=torch.int64)
+    rows = sample_rows([2], [1], [1], history)
+    for token in (3, 5):
+        processor.added(2, SamplingParams(logit_bias={token: 4.0}), [0], 1)
+        biases = processor.apply(torch.zeros(1, VOCAB), rows)[0]
+        assert biases.nonzero().flatten().tolist() == [token]
+        processor.removed(2)
 
 
-@pytest.mark.parametrize(
-    "case", [c for name in PLUGINS for c in conformance.cases(f"logits_{name.removeprefix('logit_')}")], ids=str
-)
-def test_processor_keeps_its_contract(case: conformance.Case) -> None:
-    case()
+def test_end_tokens_the_model_has_no_logits_for_are_let_be() -> None:
+    sampling = SamplingParams(min_tokens=2, stop_token_ids=[1, VOCAB + 7])
+    out = run(MinTokens, [(sampling, [3], 1)], torch.zeros(1, VOCAB))
+    assert out[0].isneginf().nonzero().flatten().tolist() == [1]
+
+
+def test_bad_words_beyond_the_vocabulary_are_let_be() -> None:
+    sampling = SamplingParams(bad_words_token_ids=[[VOCAB], [VOCAB + 1, 2], [2]])
+    out = run(BadWords, [(sampling, [3], 1)], torch.zeros(1, VOCAB))
+    assert out[0].isneginf().nonzero().flatten().tolist() == [2]
+
+
+def test_what_the_prompt_ends_with_does_not_begin_a_bad_word() -> None:
+    sampling = SamplingParams(bad_words_token_ids=[[4, 5]])
+    assert run(BadWords, [(sampling, [4], 1)], torch.zeros(1, VOCAB)).isfinite().all()
+    assert not run(BadWords, [(sampling, [4, 4], 1)], torch.zeros(1, VOCAB)).isfinite().all()
