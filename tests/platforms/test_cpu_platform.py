@@ -1,0 +1,70 @@
+"""What the CPU platform reads from the system, and what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from builtin_plugins.platforms.cpu import platform as cpu
+from core.config import EngineConfig
+from core.testing import conformance
+
+GIB = 1 << 30
+
+
+def test_free_memory_is_what_the_system_calls_available(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n")
+    assert cpu.free_memory_bytes(meminfo, tmp_path) == 8 * GIB
+
+
+def test_a_container_may_have_less(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 8388608 kB\n")
+    (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{GIB}\n")
+    assert cpu.free_memory_bytes(meminfo, tmp_path) == 2 * GIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cpu.free_memory_bytes(meminfo, tmp_path) == 8 * GIB
+
+
+def test_the_cache_takes_what_was_asked_for_else_a_bounded_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig()
+    asked = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=12345))
+    platform = cpu.CpuPlatform()
+    assert platform.kv_memory_bytes(asked, 0) == 12345
+    for free, expected in ((GIB, GIB // 2), (64 * GIB, cpu.MOST_KV_BYTES), (0, cpu.LEAST_KV_BYTES)):
+        monkeypatch.setattr(cpu, "free_memory_bytes", lambda free=free: free)
+        assert platform.kv_memory_bytes(config, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]
+)
+def test_automatic_dtype_follows_the_checkpoint_except_for_half(checkpoint: str, dtype: str) -> None:
+    assert cpu.CpuPlatform().pick_dtype(checkpoint) == dtype
+
+
+def test_instruction_sets_are_those_the_kernels_ask_about(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor: 0\nflags\t\t: fpu avx2 avx512f sse\n")
+    assert cpu.instruction_sets(cpuinfo) == ["avx2", "avx512f"]
+    assert cpu.instruction_sets(tmp_path / "absent") == []
+
+
+def test_threads_are_those_asked_for() -> None:
+    config = EngineConfig()
+    before = torch.get_num_threads()
+    try:
+        cpu.CpuPlatform().start(replace(config, device=replace(config.device, num_threads=1)))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", conformance.cases("platform_cpu"), ids=str)
+def test_the_cpu_keeps_the_contract_of_platforms(case: conformance.Case) -> None:
+    case()
