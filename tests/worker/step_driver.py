@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.contracts import ModelSource
 from core.kv import plan_layout
@@ -23,23 +24,22 @@ MAX_LEN = 64
 GREEDY = SamplingParams(temperature=0)
 
 
-def make_worker(
+def settings(
     *plugins: str, model: FakeConfig | None = None, max_num_seqs: int = 8, **config: Any
-) -> tuple[Worker, Registry, ModelSource]:
-    """Return a started worker whose cache holds every row at full length."""
+) -> tuple[EngineConfig, Registry, ModelSource]:
+    """Return what a worker over the fake model is made of."""
     registry = load_plan(make_plan(["none", *PLUGINS, *PROCESSORS, *plugins]))
-    settings = {"dtype": "float32", "max_model_len": MAX_LEN, "max_num_seqs": max_num_seqs, "num_threads": 1}
-    built = config_from_kwargs({"model": "fake:", **settings, **config}, registry.options())
-    source = fake_source(model)
-    worker = Worker(built, registry, source)
-    return worker, registry, source
+    common = {"dtype": "float32", "max_model_len": MAX_LEN, "max_num_seqs": max_num_seqs, "num_threads": 1}
+    built = config_from_kwargs({"model": "fake:", **common, **config}, registry.options())
+    return built, registry, fake_source(model)
 
 
 class Driver:
     """Requests by name in a worker's rows; prompts may go in by chunks."""
 
     def __init__(self, *plugins: str, max_num_seqs: int = 8, **config: Any) -> None:
-        self.worker, *_ = make_worker(*plugins, max_num_seqs=max_num_seqs, **config)
+        made, self.registry, source = settings(*plugins, max_num_seqs=max_num_seqs, **config)
+        self.worker = Worker(made, self.registry, source)
         info = self.worker.start()
         self._blocks = -(-MAX_LEN // BLOCK)
         self._layout = plan_layout(
