@@ -1,0 +1,135 @@
+"""What every attention backend must hold to: dense attention's answers, and no look at what may not be seen.
+
+Each check runs the variants the entry's `when` allows, on the CPU; a backend for another device alone is not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from core.contracts import AttentionParams
+from core.kv_spec import FullAttention
+from core.plugin.fit import why_not
+from core.testing.attention_oracle import PagedSequences
+from core.testing.no_readback import no_readback
+
+if TYPE_CHECKING:
+    from core.contracts import AttentionBackend
+    from core.testing.conformance import Subject
+
+_TOLERANCE: Final = {"float32": 1e-5, "bfloat16": 3e-2}
+_HEAD_SIZES: Final = (16, 64)
+_REACHES: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"window": 5},
+    {"window": 40},
+    {"chunk": 16},
+    {"softcap": 2.0},
+    {"softcap": 2.0, "window": 7},
+)
+_BLOCK_SIZES: Final = (1, 4, 16)
+_STEPS: Final = (
+    {0: 1, 1: 15, 2: 16, 3: 17, 4: 33},
+    {0: 1, 1: 1, 2: 1, 3: 1, 4: 1},
+    {3: 1, 5: 20, 0: 1, 4: 9, 1: 2},
+    {4: 1, 5: 1},
+)
+"""Tokens per sequence: prompts, decoding, then chunks and decoding mixed."""
+
+
+def check_graph_support_is_stated(subject: Subject) -> None:
+    """It decides which steps may be captured."""
+    stated = _make(subject).graph_support
+    assert stated in ("none", "decode", "full"), f"graph_support is {stated!r}; say none, decode or full."
+
+
+def check_cache_takes_the_bytes_of_its_spec(subject: Subject) -> None:
+    """Memory is divided by the spec; the shape says only how a block is laid out."""
+    for block_size in _BLOCK_SIZES:
+        spec = FullAttention(2, 64, "bfloat16")
+        shape = _make(subject).cache_shape(spec, 10, block_size)
+        expected = 10 * block_size * spec.token_bytes // 2
+        assert math.prod(shape) == expected, f"cache_shape gave {shape}, which has not {expected} elements."
+        assert shape[0] == 10, f"cache_shape gave {shape}; blocks must come first: groups share memory block by block."
+
+
+def check_equals_dense_attention(subject: Subject) -> None:
+    """Prompts, chunks and decoding, mixed in a step; unseen places of cache and block table hold NaN."""
+    for dtype, params in _variants(subject):
+        for block_size in _BLOCK_SIZES:
+            sequences = _sequences(subject, params, dtype, block_size)
+            for counts in _STEPS:
+                got, truth = sequences.step(counts)
+                where = f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, tokens {counts}"
+                _assert_close(where, got, truth, _TOLERANCE[dtype])
+
+
+def check_query_heads_share_keys(subject: Subject) -> None:
+    """One key-value head serves its group of query heads, in order."""
+    for dtype, params in _variants(subject, reaches=({},)):
+        for heads, kv_heads in ((1, 1), (4, 4), (4, 1), (6, 2)):
+            grouped = AttentionParams(heads, kv_heads, params.head_size, params.scale)
+            sequences = _sequences(subject, grouped, dtype, 16)
+            for counts in ({0: 9, 1: 18}, {0: 1, 1: 1}, {0: 3, 1: 1}):
+                got, truth = sequences.step(counts)
+                _assert_close(f"{subject.entry.name} with {heads}/{kv_heads} heads", got, truth, _TOLERANCE[dtype])
+
+
+def check_nothing_is_read_back(subject: Subject) -> None:
+    """Lengths are given on the host, so that a step need not wait for its device."""
+    for dtype, params in _variants(subject):
+        backend, sequences = _make(subject), _sequences(subject, params, dtype, 4)
+        for counts in _STEPS:
+            inputs, query, key, value = sequences.tokens(counts)
+            with no_readback():
+                backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
+
+
+def check_keeps_its_inputs(subject: Subject) -> None:
+    """Queries, keys and values may be parts of a larger tensor that is read again."""
+    for dtype, params in _variants(subject, reaches=({},)):
+        backend, sequences = _make(subject), _sequences(subject, params, dtype, 16)
+        inputs, query, key, value = sequences.tokens({0: 5, 1: 1})
+        before = [tensor.clone() for tensor in (query, key, value)]
+        out = backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
+        same = all(torch.equal(*pair) for pair in zip(before, (query, key, value), strict=True))
+        assert same, f"{subject.entry.name}: attend changed query, key or value."
+        assert (out.shape, out.dtype) == (query.shape, query.dtype), (
+            f"{subject.entry.name}: attend must answer like query."
+        )
+
+
+def _make(subject: Subject) -> AttentionBackend:
+    made: AttentionBackend = subject.target()
+    return made
+
+
+def _variants(
+    subject: Subject, reaches: tuple[dict[str, Any], ...] = _REACHES
+) -> Iterator[tuple[str, AttentionParams]]:
+    """Yield (dtype, parameters) for what the entry says it can do."""
+    for dtype in _TOLERANCE:
+        for reach in reaches:
+            for head_size in _HEAD_SIZES:
+                facts: dict[str, Any] = {name: bool(reach.get(name)) for name in ("window", "chunk", "softcap")}
+                facts |= {"device": "cpu", "dtype": dtype, "head_size": head_size, "isa": "none"}
+                if why_not(subject.entry, facts) is None:
+                    yield dtype, AttentionParams(4, 2, head_size, head_size**-0.5, **reach)
+                    break
+
+
+def _sequences(subject: Subject, params: AttentionParams, dtype: str, block_size: int) -> PagedSequences:
+    return PagedSequences(
+        _make(subject), params, block_size=block_size, num_sequences=6, max_len=64, dtype=getattr(torch, dtype)
+    )
+
+
+def _assert_close(where: str, got: torch.Tensor, truth: torch.Tensor, tolerance: float) -> None:
+    def named(text: str) -> str:
+        return f"{where}: {text}"
+
+    torch.testing.assert_close(got.double(), truth, atol=tolerance, rtol=tolerance, msg=named)
