@@ -15,16 +15,14 @@ class Acme:
     graph_support = "none"
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [2, tokens, kv_heads, head_size]: keys, then values."""
-        return (2, num_blocks * block_size, spec.kv_heads, spec.head_size)
+        """Return [blocks, 2, block_size, kv_heads, head_size]: in each block its keys, then its values."""
+        return (num_blocks, 2, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> Any:
-        """Return, per sequence, its tokens in the step and the cache slots of all its tokens."""
-        offsets = torch.arange(inputs.block_size, device=inputs.block_table.device)
-        slots = (inputs.block_table.long()[:, :, None] * inputs.block_size + offsets).flatten(1)
-        spans = zip(inputs.query_starts, inputs.query_starts[1:], inputs.kv_lens, strict=False)
-        plans = [(start, end, length, slots[i]) for i, (start, end, length) in enumerate(spans)]
-        return inputs.slots, plans
+        """Return where to write the step's tokens, and per sequence its tokens in the step and its blocks."""
+        written = (inputs.slots // inputs.block_size, inputs.slots % inputs.block_size)
+        spans = zip(inputs.query_starts, inputs.query_starts[1:], inputs.kv_lens, inputs.block_table, strict=False)
+        return written, list(spans)
 
     def attend(
         self,
@@ -36,14 +34,16 @@ class Acme:
         plan: Any,
     ) -> torch.Tensor:
         """Write key and value to the cache, return attention [num_tokens, heads, head_size]."""
-        slots, sequences = plan
-        cache[0, slots], cache[1, slots] = key, value
+        (blocks, offsets), sequences = plan
+        cache[blocks, 0, offsets], cache[blocks, 1, offsets] = key, value
+        block_size = cache.shape[2]
         out = torch.empty_like(query)
-        for start, end, length, every in sequences:
+        for start, end, length, table in sequences:
             # Positions outside every window are not read: their blocks may hold another request's tokens by now.
             first = _first_visible(params, length - (end - start))
-            read = every[first:length]
-            keys, values = cache[0, read].float(), cache[1, read].float()
+            at = torch.arange(first, length, device=query.device)
+            blocks, offsets = table[at // block_size].long(), at % block_size
+            keys, values = cache[blocks, 0, offsets].float(), cache[blocks, 1, offsets].float()
             out[start:end] = _attend_one(params, query[start:end].float(), keys, values, length, first)
         return out
 

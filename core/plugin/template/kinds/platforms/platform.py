@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from core.api import EngineConfig
 
 
@@ -28,6 +30,10 @@ class Acme:
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
         """Return the bytes the KV cache may take."""
         return config.cache.kv_cache_memory_bytes or 256 * 1024 * 1024
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed memory on the device."""
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
 
     def facts(self) -> Mapping[str, Any]:
         """Return what entries may ask for in `when`."""
