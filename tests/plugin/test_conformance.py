@@ -50,13 +50,16 @@ class WrongKey:
     ("target", "error"),
     [
         (NoKey, "NoKey has no method key; SchedulingPolicy asks for it."),
-        (WrongKey, "WrongKey.key(self) -> tuple[float, ...] cannot be called as key(self, request"),
+        (
+            WrongKey,
+            "WrongKey.key(self) cannot be called as the contract's key(request): too many positional arguments.",
+        ),
     ],
 )
 def test_a_target_without_its_contracts_methods_fails(target: type, error: str) -> None:
     results = conformance.run(Subject("scheduling_policies", Entry("x", target, "x"), target))
     failed = {result.check: result.error for result in results if not result.passed}
-    assert str(failed["has the methods of its contract"]).startswith(error)
+    assert failed["has the methods of its contract"] == error
 
 
 def test_a_poor_summary_fails() -> None:

@@ -49,5 +49,6 @@ def _assert_takes(target: type, name: str, asked: Any) -> None:
         given.bind(*positional, **keywords)
     except TypeError as error:
         raise AssertionError(
-            f"{target.__name__}.{name}{given} cannot be called as {name}{inspect.signature(asked)}: {error}."
+            f"{target.__name__}.{name}({', '.join(given.parameters)}) cannot be called as the contract's "
+            f"{name}({', '.join(p.name for p in own)}): {error}."
         ) from error
