@@ -18,6 +18,7 @@ from builtin_plugins.logits_processors.min_p import MinP
 from builtin_plugins.logits_processors.min_tokens import MinTokens
 from builtin_plugins.logits_processors.penalties import Penalties
 from core.api import SamplerContext, SampleRows, SamplingParams
+from core.sampling import unserved_params
 from core.testing.no_readback import no_readback
 
 VOCAB, MAX_SEQS, MAX_LEN = 12, 6, 24
@@ -156,8 +157,6 @@ def test_requests_with_default_parameters_want_no_processor(name: str) -> None:
 
 
 def test_every_processed_field_has_its_builtin() -> None:
-    from core.sampling import unserved_params
-
     kinds = [kind for kind, _, _ in PARAMS.values()]
     sampling = SamplingParams(
         presence_penalty=1,
@@ -199,3 +198,15 @@ def test_what_the_prompt_ends_with_does_not_begin_a_bad_word() -> None:
     sampling = SamplingParams(bad_words_token_ids=[[4, 5]])
     assert run(BadWords, [(sampling, [4], 1)], torch.zeros(1, VOCAB)).isfinite().all()
     assert not run(BadWords, [(sampling, [4, 4], 1)], torch.zeros(1, VOCAB)).isfinite().all()
+
+
+def test_a_minimum_without_anything_that_ends_is_not_wanted() -> None:
+    assert not MinTokens(CONTEXT).wants(SamplingParams(min_tokens=4))
+
+
+def test_end_tokens_come_free_with_the_token_that_reaches_the_minimum() -> None:
+    processor = MinTokens(CONTEXT)
+    processor.added(1, SamplingParams(min_tokens=2, stop_token_ids=[7]), [5], 1)
+    history = torch.zeros(MAX_SEQS, MAX_LEN, dtype=torch.int64)
+    seen = [processor.apply(torch.zeros(1, VOCAB), sample_rows([1], [n], [1], history)) for n in (1, 2, 3, 4)]
+    assert [math.isfinite(logits[0, 7]) for logits in seen] == [False, False, True, True]

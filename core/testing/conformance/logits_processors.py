@@ -1,156 +1,159 @@
-"""What every logits processor must hold to: rows are independent, state follows from tokens, nothing is read back."""
+"""What every logits processor must hold to, whoever wrote it.
+
+Fields of `SamplingParams` are tried with values of ours. A processor that is asked for in another way says how in
+its module: `EXAMPLE_PARAMS = {"extra_args": {...}}`, keywords of `SamplingParams`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from core.contracts import SamplerContext, SampleRows
-from core.testing.no_readback import no_readback
+from core.testing.no_readback import ReadBack, no_readback
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from core.contracts import LogitsProcessor
     from core.testing.conformance import Subject
 
-_VOCAB: Final = 40
-_CONTEXT: Final = SamplerContext(_VOCAB, 8, 32, "cpu")
-_VALUES: Final[dict[str, Any]] = {
-    "presence_penalty": 1.5,
-    "frequency_penalty": 0.7,
+_CONTEXT: Final = SamplerContext(vocab_size=40, max_num_seqs=6, max_model_len=32, device="cpu")
+_EXAMPLES: Final[dict[str, Any]] = {
+    "presence_penalty": 0.7,
+    "frequency_penalty": 0.4,
     "repetition_penalty": 1.3,
-    "min_p": 0.2,
-    "min_tokens": 5,
-    "logit_bias": {3: 4.0, 9: -7.5},
-    "allowed_token_ids": [1, 3, 5, 9, 30],
-    "bad_words": ["x"],
-    "top_k": 5,
-    "top_p": 0.5,
+    "min_p": 0.3,
+    "min_tokens": 6,
+    "logit_bias": {3: 4.0, 9: -3.0},
+    "allowed_token_ids": [2, 3, 5, 7, 11, 13, 17],
+    "bad_words_token_ids": [[3], [5, 7], [5, 7, 3]],
 }
-"""A value other than the default for fields a processor may serve."""
+_HISTORIES: Final = ([5, 3, 3], [7, 1, 5, 7, 5, 7], [2], [11, 5, 7, 3, 9, 9, 1])
+_PROMPT_LENS: Final = (2, 3, 1, 4)
 
 
-def check_params_are_sampling_parameters(subject: Subject) -> None:
-    """`params` tells admission which request fields are served."""
-    unknown = sorted(set(subject.target.params) - set(SamplingParams.__struct_fields__))
-    assert not unknown, f"{subject.entry.name}: params names {unknown}, which are no fields of SamplingParams."
+def check_states_its_fields(subject: Subject) -> None:
+    """`params` names fields of `SamplingParams`: requests that set them are refused where nobody does."""
+    params = subject.target.params
+    assert isinstance(params, tuple), f"{subject.entry.name}: params is {params!r}; give a tuple of field names."
+    unknown = [name for name in params if name not in SamplingParams.__struct_fields__]
+    assert not unknown, f"{subject.entry.name}: params names {unknown}, which SamplingParams has not."
 
 
-def check_argmax_invariant_is_stated(subject: Subject) -> None:
-    """It decides at start-up whether greedy rows skip the processor."""
-    stated = subject.target.argmax_invariant
-    assert isinstance(stated, bool), f"{subject.entry.name}: argmax_invariant is {stated!r}; say True or False."
+def check_says_whether_it_changes_the_best_token(subject: Subject) -> None:
+    """The kernel decides by it where the processor runs."""
+    invariant = subject.target.argmax_invariant
+    assert isinstance(invariant, bool), f"{subject.entry.name}: argmax_invariant is {invariant!r}; give True or False."
 
 
-def check_default_requests_are_left_alone(subject: Subject) -> None:
-    """A processor that serves request fields costs nothing where none of them is set."""
+def check_default_requests_do_without_it(subject: Subject) -> None:
+    """A request that set none of its fields costs nothing."""
     if subject.target.params:
-        wanted = _make(subject).wants(SamplingParams())
-        assert not wanted, f"{subject.entry.name} wants a request that sets none of {subject.target.params}."
+        wanted = subject.target(_CONTEXT).wants(SamplingParams())
+        assert not wanted, f"{subject.entry.name}: wants() a request with default parameters; look at its own fields."
 
 
-def check_apply_keeps_shape_and_dtype(subject: Subject) -> None:
-    """Logits go in and come out as [n, vocab] float32."""
-    for processor, sampling in _wanting(subject):
-        logits, rows = _enter(processor, sampling, [2, 5, 0])
-        given = tuple(logits.shape)
-        out = processor.apply(logits, rows)
-        assert tuple(out.shape) == given, f"{subject.entry.name}: apply made {tuple(out.shape)} of {given}."
-        assert out.dtype == torch.float32, f"{subject.entry.name}: apply returned {out.dtype}; keep float32."
+def check_apply_returns_logits(subject: Subject) -> None:
+    """Logits keep shape and dtype, and no number becomes NaN."""
+    for sampling in _examples(subject):
+        out = _applied(subject, sampling, range(len(_HISTORIES)))
+        assert out.shape == (len(_HISTORIES), _CONTEXT.vocab_size), f"{subject.entry.name}: shape {tuple(out.shape)}."
+        assert out.dtype is torch.float32, f"{subject.entry.name}: logits become {out.dtype}; keep float32."
+        assert not out.isnan().any(), f"{subject.entry.name}: finite logits become NaN."
 
 
 def check_apply_reads_nothing_back(subject: Subject) -> None:
-    """A step must not wait for its device; keep what you need of the rows on the host when they are added."""
-    for processor, sampling in _wanting(subject):
-        logits, rows = _enter(processor, sampling, [4, 1])
-        with no_readback():
-            processor.apply(logits, rows)
+    """Waiting for the device in every step would cost more than the processor does."""
+    for sampling in _examples(subject):
+        try:
+            with no_readback():
+                _applied(subject, sampling, range(len(_HISTORIES)))
+        except ReadBack as error:
+            raise AssertionError(f"{subject.entry.name}: apply waits for the device: {error}") from error
 
 
-def check_rows_do_not_depend_on_each_other(subject: Subject) -> None:
-    """A row gets the same logits alone and among others, in whatever order."""
-    for processor, sampling in _wanting(subject):
-        order = [6, 0, 3]
-        logits, rows = _enter(processor, sampling, order)
-        alone = [
-            processor.apply(logits[i : i + 1].clone(), _rows([row], rows.token_ids)) for i, row in enumerate(order)
-        ]
-        together = processor.apply(logits.clone(), rows)
-        _assert_same(subject, together, torch.cat(alone), "a row's logits depend on the rows beside it")
-        swapped = processor.apply(logits.flip(0), _rows(order[::-1], rows.token_ids))
-        _assert_same(subject, swapped.flip(0), together, "a row's logits depend on the order of rows")
+def check_rows_do_not_influence_each_other(subject: Subject) -> None:
+    """A row's logits are those it would get alone, in any order of rows."""
+    for sampling in _examples(subject):
+        together = _applied(subject, sampling, range(len(_HISTORIES)))
+        backwards = _applied(subject, sampling, range(len(_HISTORIES))[::-1]).flip(0)
+        alone = torch.cat([_applied(subject, sampling, [i]) for i in range(len(_HISTORIES))])
+        for other in (alone, backwards):
+            same = torch.allclose(together, other, atol=1e-5)
+            assert same, f"{subject.entry.name}: a row's logits depend on the other rows of the call."
 
 
-def check_state_follows_from_tokens(subject: Subject) -> None:
-    """After preemption a row is added again with its tokens so far, perhaps elsewhere: the logits must not differ."""
-    for processor, sampling in _wanting(subject):
-        logits, rows = _enter(processor, sampling, [2])
-        first = processor.apply(logits.clone(), rows)
-        processor.removed(2)
-        token_ids = rows.token_ids.roll(5, dims=0)  # row 7 holds what row 2 held
-        for again in (processor, _make(subject)):
-            length, prompt_len = _length(2), _prompt_len(2)
-            again.added(7, sampling, token_ids[7, :length].tolist(), prompt_len)
-            moved = SampleRows(
-                [7], [prompt_len], [length], torch.tensor([7]), rows.length_index, rows.prompt_index, token_ids
-            )
-            _assert_same(subject, again.apply(logits.clone(), moved), first, "after removed and added logits differ")
+def check_state_follows_from_the_tokens(subject: Subject) -> None:
+    """After preemption `added` comes again with the tokens so far, and must bring the same state."""
+    for sampling in _examples(subject):
+        steady, resumed = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        tokens, prompt_len = _HISTORIES[3], _PROMPT_LENS[3]
+        steady.added(2, sampling, tokens[:prompt_len], prompt_len)
+        for length in range(prompt_len, len(tokens) + 1):
+            followed = steady.apply(_logits([3]), _rows([2], [tokens[:length]], [prompt_len]))
+        resumed.added(4, sampling, tokens, prompt_len)
+        rebuilt = resumed.apply(_logits([3]), _rows([4], [tokens], [prompt_len]))
+        same = torch.allclose(followed, rebuilt, atol=1e-5)
+        assert same, f"{subject.entry.name}: added() with the tokens so far gives other logits than seeing them come."
 
 
-def check_argmax_invariance_holds(subject: Subject) -> None:
-    """Greedy rows skip an argmax-invariant processor, so it must never change which token is best."""
+def check_a_row_given_away_is_forgotten(subject: Subject) -> None:
+    """The next request of a row starts from nothing."""
+    for sampling in _examples(subject):
+        fresh, used = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        used.added(2, sampling, _HISTORIES[1], _PROMPT_LENS[1])
+        used.apply(_logits([1]), _rows([2], [_HISTORIES[1]], [_PROMPT_LENS[1]]))
+        used.removed(2)
+        outs = []
+        for processor in (fresh, used):
+            processor.added(2, sampling, _HISTORIES[0], _PROMPT_LENS[0])
+            outs.append(processor.apply(_logits([0]), _rows([2], [_HISTORIES[0]], [_PROMPT_LENS[0]])))
+        assert torch.equal(*outs), f"{subject.entry.name}: removed() leaves something to the row's next request."
+
+
+def check_an_invariant_processor_keeps_the_best_token(subject: Subject) -> None:
+    """Greedy rows skip it, so it must not matter to them."""
     if not subject.target.argmax_invariant:
         return
-    for processor, sampling in _wanting(subject):
-        logits, rows = _enter(processor, sampling, [0, 1, 2, 3])
-        best = logits.argmax(dim=-1)
-        kept = processor.apply(logits, rows).argmax(dim=-1)
-        assert torch.equal(kept, best), f"{subject.entry.name}: the best token changed; state argmax_invariant = False."
+    for sampling in _examples(subject):
+        indices = range(len(_HISTORIES))
+        same = torch.equal(_applied(subject, sampling, indices).argmax(-1), _logits(indices).argmax(-1))
+        assert same, f"{subject.entry.name}: changes the best token; set argmax_invariant = False."
 
 
-def _make(subject: Subject) -> LogitsProcessor:
-    made: LogitsProcessor = subject.target(_CONTEXT)
-    return made
+def _examples(subject: Subject) -> list[SamplingParams]:
+    """Return parameters that ask for the processor: one field each, all together, and the module's own."""
+    own = getattr(sys.modules.get(subject.target.__module__), "EXAMPLE_PARAMS", None)
+    fields = {"bad_words_token_ids" if name == "bad_words" else name for name in subject.target.params}
+    known = {name: _EXAMPLES[name] for name in sorted(fields) if name in _EXAMPLES}
+    given = [{name: value} for name, value in known.items()] + [known] + ([own] if own else [])
+    processor = subject.target(_CONTEXT)
+    every = [SamplingParams(max_tokens=20, stop_token_ids=[1, 4], **keywords) for keywords in given if keywords]
+    return [sampling for sampling in every if processor.wants(sampling)]
 
 
-def _wanting(subject: Subject) -> Iterator[tuple[LogitsProcessor, SamplingParams]]:
-    """Yield a fresh processor with parameters it wants, for each of its fields alone and for all of them."""
-    known = {name: _VALUES[name] for name in subject.target.params if name in _VALUES}
-    for values in [{name: value} for name, value in known.items()] + [known]:
-        sampling = SamplingParams(stop_token_ids=[4, 11], bad_words_token_ids=[[8], [2, 3], [5, 6, 7]], **values)
-        processor = _make(subject)
-        if processor.wants(sampling):
-            yield processor, sampling
+def _applied(subject: Subject, sampling: SamplingParams, indices: Sequence[int]) -> torch.Tensor:
+    processor = subject.target(_CONTEXT)
+    rows = [5 - i for i in indices]
+    for row, i in zip(rows, indices, strict=True):
+        processor.added(row, sampling, _HISTORIES[i], _PROMPT_LENS[i])
+    seen = _rows(rows, [_HISTORIES[i] for i in indices], [_PROMPT_LENS[i] for i in indices])
+    out: torch.Tensor = processor.apply(_logits(indices), seen)
+    return out
 
 
-def _enter(
-    processor: LogitsProcessor, sampling: SamplingParams, order: Sequence[int]
-) -> tuple[torch.Tensor, SampleRows]:
-    generator = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(0, 10, (_CONTEXT.max_num_seqs, _CONTEXT.max_model_len), generator=generator)
-    logits = torch.randn((len(order), _VOCAB), generator=generator) * 3
-    for row in order:
-        processor.added(row, sampling, token_ids[row, : _length(row)].tolist(), _prompt_len(row))
-    return logits, _rows(order, token_ids)
+def _logits(indices: Sequence[int]) -> torch.Tensor:
+    """Return fresh logits of the histories at `indices`, always the same."""
+    every = torch.randn(len(_HISTORIES), _CONTEXT.vocab_size, generator=torch.Generator().manual_seed(0))
+    return torch.stack([every[i] for i in indices])
 
 
-def _rows(order: Sequence[int], token_ids: torch.Tensor) -> SampleRows:
-    lengths, prompt_lens = [_length(row) for row in order], [_prompt_len(row) for row in order]
-    index = torch.tensor([list(order), lengths, prompt_lens])
-    return SampleRows(list(order), prompt_lens, lengths, index[0], index[1], index[2], token_ids)
-
-
-def _length(row: int) -> int:
-    return 3 + 4 * row
-
-
-def _prompt_len(row: int) -> int:
-    return 3 + row
-
-
-def _assert_same(subject: Subject, found: torch.Tensor, expected: torch.Tensor, fault: str) -> None:
-    torch.testing.assert_close(
-        found, expected, rtol=1e-6, atol=1e-6, msg=lambda text: f"{subject.entry.name}: {fault}: {text}"
-    )
+def _rows(rows: list[int], histories: Sequence[list[int]], prompt_lens: list[int]) -> SampleRows:
+    token_ids = torch.full((_CONTEXT.max_num_seqs, _CONTEXT.max_model_len), 3)  # stale beyond each length
+    for row, tokens in zip(rows, histories, strict=True):
+        token_ids[row, : len(tokens)] = torch.tensor(tokens)
+    lengths = [len(tokens) for tokens in histories]
+    index = torch.tensor([rows, lengths, prompt_lens])
+    return SampleRows(rows, prompt_lens, lengths, index[0], index[1], index[2], token_ids)
