@@ -8,9 +8,9 @@ import typing
 from pathlib import Path
 
 import msgspec
-from core.plugin.docgen import hooks_page
 
-from core.config.docgen import reference_page
+from core.cli.reference.configuration import reference_page
+from core.cli.reference.hooks import hooks_page
 from core.config.fields import FieldTable
 from core.plugin import load_plan, make_plan
 from core.plugin.discovery import discover

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+from core.cli.reference.configuration import show_default
+from core.cli.reference.field_docs import field_doc, section_docs
 from core.config.build import Given, Layer, given
-from core.config.docgen import show_default
-from core.config.docs import field_doc, section_docs
 from core.config.fields import OPTIONS, Field, FieldTable
 from core.config.values import ValueType
 from core.errors import ConfigError, did_you_mean

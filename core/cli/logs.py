@@ -5,9 +5,22 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
+from typing import TextIO
 
 FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 OURS = ("core", "builtin_plugins", "core_kernels")
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the moment: it may be replaced after the logging is set up."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Standard error."""
+        return sys.stderr
 
 
 def setup_logging(level: str, packages: Iterable[str] = ()) -> None:
@@ -16,10 +29,9 @@ def setup_logging(level: str, packages: Iterable[str] = ()) -> None:
     May be called again when the plugins, and so their packages, are known.
     """
     root = logging.getLogger()
-    if not any(getattr(handler, "is_engine", False) for handler in root.handlers):
-        handler = logging.StreamHandler(sys.stderr)
+    if not any(isinstance(handler, StderrHandler) for handler in root.handlers):
+        handler = StderrHandler()
         handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
-        handler.is_engine = True  # type: ignore[attr-defined]
         root.addHandler(handler)
     root.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     for package in (*OURS, *packages):

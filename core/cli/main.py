@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "config": ("core.cli.config_command:ConfigCommand", "print the effective configuration and where it came from"),
-    "plugins": ("core.cli.plugins_command:PluginsCommand", "list, show, explain, check, lock and write plugins"),
+    "plugins": ("core.cli.plugins.command:PluginsCommand", "list, show, explain, check, lock and write plugins"),
 }
 """Commands that are there whatever the plugins do."""
 

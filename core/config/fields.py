@@ -56,7 +56,7 @@ class Field:
     type: ValueType
     default: Any
     help: str | None = None
-    """Text of a plugin's option; a section field's is beneath it in the source (`core.config.docs`)."""
+    """Text of a plugin's option; a section field's is beneath it in the source (`core.cli.reference.field_docs`)."""
     refuse: str | None = None
 
     @property

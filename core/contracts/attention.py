@@ -49,7 +49,10 @@ class AttentionBackend(Protocol):
     """"none", "decode" or "full": which steps a captured graph may hold."""
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return the shape of one layer's cache; its bytes are num_blocks * block_size * spec.token_bytes."""
+        """Return the shape of one layer's cache, blocks first.
+
+        Its bytes are num_blocks * block_size * spec.token_bytes; groups of one pool share memory block by block.
+        """
 
     def prepare(self, inputs: AttentionInputs) -> Any:
         """Plan one step of one group once; what it returns is given to `attend` in each of its layers."""

@@ -62,7 +62,10 @@ class EngineParts:
 def load_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, Registry]:
     """Return configuration and plugins for keywords of `LLM(...)`; both are complete before torch is imported."""
     registry = load_plan(make_plan(*plugins_from_kwargs(kwargs)))
-    return config_from_kwargs(kwargs, registry.options()), registry
+    config = config_from_kwargs(kwargs, registry.options())
+    if "log_level" in kwargs:  # a library leaves logging alone unless told
+        logging.getLogger("core").setLevel(config.observability.log_level.upper())
+    return config, registry
 
 
 def build(config: EngineConfig, registry: Registry, *, serving: bool) -> EngineParts:
@@ -97,6 +100,8 @@ def _assemble(
     renderer = text.result()
     journal = None if config.scheduler.journal is None else Journal(config.scheduler.journal, scheduler)
     core = EngineCore(scheduler, executor, sinks=sinks, journal=journal)
+    admission = _make_admission(config, registry, source, info, renderer.tokenizer)
+    registry.check_combination()
     log.info(
         "%s is ready after %.1f s: %s, context %d, %d KV blocks of %d tokens",
         source.name,
@@ -112,7 +117,7 @@ def _assemble(
         source=source,
         core=core,
         renderer=renderer,
-        admission=_make_admission(config, registry, source, info, renderer.tokenizer),
+        admission=admission,
         info=info,
     )
 

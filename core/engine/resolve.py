@@ -69,7 +69,7 @@ def _pick_platform(config: EngineConfig, registry: Registry) -> Platform:
     for registered in sorted(candidates, key=lambda r: (-r.entry.priority, r.entry.name)):
         if wanted not in ("auto", registered.entry.name):
             continue
-        platform: Platform = registry.load(registered)()
+        platform: Platform = registry.load(registered, probe=True)()
         if platform.is_available():
             return platform
     raise ConfigError(

@@ -76,6 +76,7 @@ class Registry:
         self.hooks: Final = hooks
         self.withheld: list[Registered] = []
         """Entries of third parties that count only once the user names the plugin."""
+        self._used: Final[dict[str, Registered]] = {}
         self._kinds: Final = MappingProxyType({kind: self._collect(kind) for kind in KINDS})
         self._options: Final = tuple(
             (ref, option) for ref, options in hooks.call("engine_options") for option in _listed(ref, options, Option)
@@ -115,9 +116,14 @@ class Registry:
         hint = f". What fits: {', '.join(others)}" if others else ""
         raise ConfigError(f"no {noun} can be used here: {judged}{hint}{self._more_to_load(kind)}")
 
-    def load(self, registered: Registered) -> Any:
-        """Import what an entry stands for. Raises `PluginError` naming its plugin when that fails."""
+    def load(self, registered: Registered, *, probe: bool = False) -> Any:
+        """Import what an entry stands for. Raises `PluginError` naming its plugin when that fails.
+
+        An entry that is only probed does not count among those whose combination is checked.
+        """
         entry, ref = registered.entry, registered.plugin
+        if not probe:
+            self._used[registered.label] = registered
         if (missing := missing_requirement(entry)) is not None:
             raise PluginError(f"{registered} {missing}.")
         if not isinstance(entry.target, str):
@@ -133,9 +139,12 @@ class Registry:
         """Return a context manager (or decorator) that gives this entry's plugin the blame for what is raised in it."""
         return self.hooks.blame(registered.plugin, f"failed in entry {registered.label}", request)
 
-    def check_combination(self, chosen: Iterable[Registered]) -> None:
-        """Raise `ConfigError` when chosen entries exclude each other or lack what one of them needs."""
-        chosen = list(chosen)
+    def check_combination(self, chosen: Iterable[Registered] | None = None) -> None:
+        """Raise `ConfigError` when chosen entries exclude each other or lack what one of them needs.
+
+        Without an argument: all entries in use so far.
+        """
+        chosen = list(self._used.values() if chosen is None else chosen)
         for one in chosen:
             for other in chosen:
                 clash = one.entry.conflicts & {other.label, *other.entry.gives}

@@ -52,7 +52,6 @@ class Worker:
         platform.start(config)
         self._device = platform.device
         chosen_backend = self._choose_backend(platform)
-        registry.check_combination([chosen_platform, chosen_backend])
         self._backend = registry.load(chosen_backend)()
         with torch.inference_mode():
             self._model = load_model(

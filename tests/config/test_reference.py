@@ -6,8 +6,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from core.config.docgen import reference_page
-from core.config.docs import section_docs
+from core.cli.reference.configuration import reference_page
+from core.cli.reference.field_docs import section_docs
 from core.config.fields import FieldTable
 from core.plugin.entry import Option
 
@@ -35,6 +35,6 @@ def test_page_lists_every_field_and_option_but_no_refused_one() -> None:
 
 
 def test_module_prints_the_page() -> None:
-    command = [sys.executable, "-m", "core.config.docgen"]
+    command = [sys.executable, "-m", "core.cli.reference.configuration"]
     page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert page == reference_page(FieldTable())

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from core.cli.plugins.scaffold import write_package
 from core.plugin import KINDS
-from core.plugin.scaffold import write_package
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = {

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from core.cli.plugins.doctor import explain
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.plugin import KINDS, Registry, load_plan, make_plan
-from core.plugin.doctor import explain
 from core.plugin.entry import Entry
 from core.plugin.fit import why_not
 from core.testing.plugins import fake_dist, hook_calls, load_plugins, tmp_plugin

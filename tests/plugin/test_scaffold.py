@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from core.cli.main import main
+from core.cli.plugins.scaffold import TEMPLATE, write_package
 from core.errors import ConfigError
 from core.plugin import KINDS
-from core.plugin.scaffold import TEMPLATE, write_package
 
 
 def files(folder: Path) -> set[str]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from core.cli.plugins.doctor import explain, kind_called, platform_facts, standings
+from core.cli.plugins.scaffold import write_package
 from core.errors import ConfigError
 from core.plugin import KINDS, load_plan, make_plan
-from core.plugin.doctor import explain, kind_called, platform_facts, standings
 from core.plugin.fit import shown
 from core.plugin.kinds import USES
 from core.plugin.plan import write_lock
-from core.plugin.scaffold import write_package
 
 if TYPE_CHECKING:
     import argparse

@@ -1,4 +1,4 @@
-"""The hook reference page: `python -m core.plugin.docgen` prints it, from the specifications and the contracts."""
+"""The hook reference page: `python -m core.cli.reference.hooks` prints it, from the specifications and the contracts."""
 
 from __future__ import annotations
 

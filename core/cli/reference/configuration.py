@@ -1,4 +1,4 @@
-"""The configuration reference page: `python -m core.config.docgen` prints it for the engine's own sections."""
+"""The configuration reference page: `python -m core.cli.reference.configuration` prints it for the engine's own sections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from core.config.docs import field_doc, section_docs
+from core.cli.reference.field_docs import field_doc, section_docs
 from core.config.fields import OPTIONS, Field, FieldTable
 
 INTRO = """\

@@ -1,0 +1,1 @@
+"""Reference pages and help texts, generated from the sources they describe."""
