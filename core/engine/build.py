@@ -129,7 +129,7 @@ def _context(config: EngineConfig) -> int:
 
 
 def _fit_memory(config: EngineConfig, info: WorkerInfo, *, cut_context: bool) -> tuple[EngineConfig, KVLayout]:
-    """Divide the KV memory; where the user left the context length open, cut it to what the memory holds."""
+    """Divide the KV memory. A context length the user left open, or that is more than a fixed number of blocks holds, is cut to what fits."""
     most = _context(config)
 
     def plan(length: int) -> KVLayout:
@@ -145,11 +145,8 @@ def _fit_memory(config: EngineConfig, info: WorkerInfo, *, cut_context: bool) ->
 
     try:
         return config, plan(most)
-    except ConfigError as error:
-        if config.cache.num_gpu_blocks_override is not None:
-            log.warning("longer requests than the blocks hold will be refused: %s", error)
-            return config, plan(SMALLEST_CONTEXT)
-        if not cut_context:
+    except ConfigError:
+        if not cut_context and config.cache.num_gpu_blocks_override is None:
             raise
     low, high = SMALLEST_CONTEXT, most  # low fits or the cache is too small at all; high does not fit
     layout = plan(low)
