@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from core.engine.admission import Admission, ModelLimits, mix_seed
 from core.errors import InvalidRequest
 from core.testing.byte_tokenizer import ByteTokenizer
