@@ -6,21 +6,21 @@ depends on its own logits, parameters, seed and position: no step takes another 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch.nn.functional import pad
 
 from core.types import SamplingParams
 from core.worker.noise import uniform
 
 SORTED: Final = 1024
-"""Up to this top-k the nucleus is found among sorted candidates, beyond it by bisection."""
+"""Up to this top-k the candidates are sorted, and the nucleus is found among them; beyond it by bisection."""
 ONE_BITS: Final = 0x3F800000
 """1.0 as a float32's bits; non-negative floats are ordered like their bits."""
 SPAN: Final = 128
-"""Tokens whose probabilities are summed before the cumulative sum is taken."""
+"""Neighbouring tokens that are reduced to one number first: the next step, over spans, is then cheap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,19 @@ def random_rows(sampling: list[SamplingParams]) -> list[int]:
     return [i for i, params in enumerate(sampling) if params.temperature > 0]
 
 
+def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best logit and its token per row, [n] each; the first of equals, NaN before all."""
+    span = _by_span(logits, lambda part: part.amax(dim=-1)).argmax(dim=-1, keepdim=True)  # [n, 1]
+    values, places = _inside(logits, span).max(dim=-1)
+    return values, span[:, 0] * SPAN + places
+
+
 def apply_temperature(logits: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tensor:
-    """Return logits [n, vocab] divided by each row's temperature."""
+    """Return logits [n, vocab] divided by each row's temperature; changes its argument."""
     if all(params.temperature == 1 for params in sampling):
         return logits
-    temperatures = torch.tensor([params.temperature for params in sampling], dtype=torch.float32)
-    return logits / temperatures.clamp_(min=1e-5).to(logits.device, non_blocking=True)[:, None]
+    temperatures = torch.tensor([[params.temperature] for params in sampling], dtype=torch.float32)
+    return logits.div_(temperatures.clamp_(min=1e-5).to(logits.device, non_blocking=True))
 
 
 def truncate(logits: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tensor:
@@ -54,41 +61,49 @@ def truncate(logits: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tens
     """
     vocab = logits.shape[-1]
     few: list[int] = []
-    nucleus_of_few: list[int] = []
-    nucleus_of_all: list[int] = []
+    many: list[int] = []
+    nucleus: list[int] = []
     for i, params in enumerate(sampling):
         limited = 0 < params.top_k < vocab
         if limited:
-            few.append(i)
-        if params.top_p < 1:
-            (nucleus_of_few if limited and params.top_k <= SORTED else nucleus_of_all).append(i)
-    if few:
-        ks = [sampling[i].top_k for i in few]
-        part = _rows(logits, few)
-        _exclude(logits, few, part < _kth_largest(part, ks))
-    for rows, floor in ((nucleus_of_few, _floor_by_sorting), (nucleus_of_all, _floor_by_bisection)):
+            (few if params.top_k <= SORTED else many).append(i)
+        if params.top_p < 1 and not (limited and params.top_k <= SORTED):
+            nucleus.append(i)
+    for rows in (few, many):
         if rows:
-            weights = _weights(_rows(logits, rows))
-            shares = weights.new_tensor([sampling[i].top_p for i in rows])[:, None]
-            most = max(sampling[i].top_k for i in rows)
-            _exclude(logits, rows, weights < floor(weights, weights.sum(dim=-1, keepdim=True) * shares, most))
+            part = _rows(logits, rows)
+            _exclude(logits, rows, part < _floor_by_sorting(part, [sampling[i] for i in rows]))
+    if nucleus:
+        weights = _rows(logits, nucleus).softmax(dim=-1)
+        shares = _column(weights, [sampling[i].top_p for i in nucleus])
+        _exclude(logits, nucleus, weights < _floor_by_bisection(weights, weights.sum(dim=-1, keepdim=True) * shares))
     return logits
 
 
 def draw(logits: torch.Tensor, how: Draw) -> torch.Tensor:
     """Return one token per row, [n] int64, from final logits [n, vocab]; excluded tokens are at -inf."""
-    vocab = logits.shape[-1]
-    weights = _weights(logits)
-    spans = pad(weights, (0, -vocab % SPAN)).view(len(weights), -1, SPAN)  # [n, spans, SPAN]
-    ends = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # [n, spans]
+    weights = logits.softmax(dim=-1)
+    ends = _by_span(weights, lambda part: part.sum(dim=-1)).cumsum(dim=-1, dtype=torch.float64)  # [n, spans]
     target = uniform(how.seeds, how.positions)[:, None] * ends[:, -1:]
     span = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[-1] - 1)  # [n, 1]
     rest = target - torch.where(span > 0, ends.gather(1, (span - 1).clamp(min=0)), 0.0)
-    inside = spans.gather(1, span[:, :, None].expand(-1, -1, SPAN))[:, 0]  # [n, SPAN]
-    place = torch.searchsorted(inside.cumsum(dim=-1, dtype=torch.float64), rest, right=True)
-    tokens = (span * SPAN + place).clamp_(max=vocab - 1)
+    inside = _inside(weights, span).cumsum(dim=-1, dtype=torch.float64)  # [n, SPAN]
+    tokens = (span * SPAN + torch.searchsorted(inside, rest, right=True)).clamp_(max=logits.shape[-1] - 1)[:, 0]
     # Rounding may run past the last possible token; the best one is then as good a choice as any.
-    return tokens.where(weights.gather(1, tokens) > 0, logits.argmax(dim=-1, keepdim=True))[:, 0]
+    return tokens.where(weights.gather(1, tokens[:, None])[:, 0] > 0, best_tokens(logits)[1])
+
+
+def _by_span(values: torch.Tensor, reduce: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return the reduction of each span of values [n, vocab], [n, spans]; the last span may be shorter."""
+    spans, rest = divmod(values.shape[-1], SPAN)
+    parts = reduce(values[:, : spans * SPAN].view(values.shape[0], spans, SPAN))
+    return torch.cat((parts, reduce(values[:, None, spans * SPAN :])), dim=-1) if rest else parts
+
+
+def _inside(values: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
+    """Return the values of one span per row, [n, SPAN]; past the last token it is said again."""
+    places = span * SPAN + torch.arange(SPAN, device=span.device)
+    return values.gather(1, places.clamp_(max=values.shape[-1] - 1))
 
 
 def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
@@ -103,26 +118,28 @@ def _exclude(logits: torch.Tensor, rows: list[int], excluded: torch.Tensor) -> N
         logits[rows] = logits[rows].masked_fill_(excluded, float("-inf"))
 
 
-def _weights(logits: torch.Tensor) -> torch.Tensor:
-    """Return probabilities as multiples of the best one's."""
-    return (logits - logits.amax(dim=-1, keepdim=True)).exp_()
+def _floor_by_sorting(logits: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tensor:
+    """Return the smallest logit to keep of each row, [n, 1]: of its top-k, and of their top-p where k is small."""
+    counts = torch.tensor([[params.top_k] for params in sampling]).to(logits.device, non_blocking=True)
+    best = torch.topk(logits, max(params.top_k for params in sampling), dim=-1).values  # [n, largest k], descending
+    last = counts - 1
+    if any(params.top_p < 1 and params.top_k <= SORTED for params in sampling):
+        # 2: all of them, the infinitely improbable ones included
+        shares = _column(best, [params.top_p if params.top_p < 1 else 2.0 for params in sampling])
+        weights = best.softmax(dim=-1)
+        reached = weights.cumsum(dim=-1, dtype=torch.float64)
+        needed = (reached - weights < reached.gather(1, last) * shares).sum(dim=-1, keepdim=True)
+        last = torch.minimum(last, (needed - 1).clamp_(min=0))
+    return best.gather(1, last)
 
 
-def _kth_largest(logits: torch.Tensor, ks: list[int]) -> torch.Tensor:
-    best = torch.topk(logits, max(ks), dim=-1).values  # [n, max k], descending
-    return best.gather(1, torch.tensor(ks).to(logits.device, non_blocking=True)[:, None] - 1)
+def _column(like: torch.Tensor, numbers: list[float]) -> torch.Tensor:
+    """Return the numbers as [n, 1] beside `like`."""
+    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)[:, None]
 
 
-def _floor_by_sorting(weights: torch.Tensor, wanted: torch.Tensor, most: int) -> torch.Tensor:
-    """Return the smallest weight of the smallest set of best tokens that weighs `wanted`, [n, 1]."""
-    best = torch.topk(weights, most, dim=-1).values
-    before = best.cumsum(dim=-1, dtype=torch.float64) - best  # weight of everything better
-    last = (before < wanted).sum(dim=-1, keepdim=True) - 1
-    return best.gather(1, last.clamp_(min=0))
-
-
-def _floor_by_bisection(weights: torch.Tensor, wanted: torch.Tensor, most: int) -> torch.Tensor:
-    """Return the same without sorting a vocabulary: thirty sums over it."""
+def _floor_by_bisection(weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return the smallest weight of the best tokens that weigh `wanted`, [n, 1]: thirty sums instead of a sort."""
     low = wanted.new_zeros(wanted.shape).view(torch.int32)
     high = low + (ONE_BITS + 1)
     kept = torch.empty_like(weights)

@@ -13,7 +13,7 @@ from core.types import SamplingParams
 from core.worker.logprobs import Gathered, gather
 from core.worker.processors import Processors, select
 from core.worker.result import PendingResult
-from core.worker.sampler import Draw, apply_temperature, draw, random_rows, truncate
+from core.worker.sampler import Draw, apply_temperature, best_tokens, draw, random_rows, truncate
 
 if TYPE_CHECKING:
     from core.contracts import Model
@@ -60,10 +60,11 @@ class SamplingStage:
         logits = self._extensions.before_sample(logits, rows, plan.payloads)
         logits, failed = self.processors.shape(logits, rows, names)
         pending.errors |= failed
-        tokens, final = self._choose(logits, rows, sampling, names, pending)
+        scored = self._mode.startswith("processed") and bool(asked)
+        tokens, values, final = self._choose(logits, rows, sampling, names, pending, scored)
         self._batch.token_ids[rows.row_index, rows.length_index] = tokens
         pending.tokens = tokens
-        pending.possible = final.gather(1, tokens[:, None])[:, 0] > float("-inf")
+        pending.possible = values > float("-inf")
         if raw is not None:
             scores = self._scores(raw, final[asked])
             counts = [sampling[i].logprobs or 0 for i in asked]
@@ -76,11 +77,13 @@ class SamplingStage:
         sampling: list[SamplingParams],
         names: list[str],
         pending: PendingResult,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the chosen tokens [n] and the logits they were chosen from."""
+        scored: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the chosen tokens [n], their final logits [n], and all final logits where they are `scored`."""
         random = random_rows(sampling)
         if not random:
-            return logits.argmax(dim=-1), logits
+            values, tokens = best_tokens(logits)
+            return tokens, values, logits
         part = select(rows, random)
         params = [sampling[i] for i in random]
         scaled = apply_temperature(logits if len(random) == len(sampling) else logits[random], params)
@@ -88,12 +91,14 @@ class SamplingStage:
         pending.errors |= failed
         scaled = truncate(scaled, params)
         drawn = draw(scaled, Draw(params, self._batch.seeds[part.row_index], part.length_index))
+        chances = scaled.gather(1, drawn[:, None])[:, 0]
         if len(random) == len(sampling):
-            return drawn, scaled
-        tokens = logits.argmax(dim=-1)
-        tokens[random] = drawn
-        logits[random] = scaled
-        return tokens, logits
+            return drawn, chances, scaled
+        values, tokens = best_tokens(logits)
+        tokens[random], values[random] = drawn, chances
+        if scored:
+            logits[random] = scaled
+        return tokens, values, logits
 
     def _scores(self, raw: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
         """Return what log-probabilities report, as `logprobs_mode` says."""

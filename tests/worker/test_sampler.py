@@ -9,7 +9,7 @@ import torch
 
 from core.testing.no_readback import no_readback
 from core.types import SamplingParams
-from core.worker.sampler import Draw, apply_temperature, draw, random_rows, truncate
+from core.worker.sampler import Draw, apply_temperature, best_tokens, draw, random_rows, truncate
 
 INF = float("inf")
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(1)) * 1.5
@@ -121,3 +121,25 @@ def test_an_excluded_token_is_never_drawn() -> None:
 
 def test_temperature_zero_is_greedy() -> None:
     assert random_rows([SamplingParams(temperature=0), SamplingParams(), SamplingParams(temperature=0.1)]) == [1, 2]
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 300, 1024])
+def test_the_best_token_is_the_first_of_the_best(vocab: int) -> None:
+    logits = torch.randn(64, vocab, generator=torch.Generator().manual_seed(vocab)).round()  # with many equals
+    values, tokens = best_tokens(logits)
+    assert tokens.tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert torch.equal(values, logits.amax(dim=-1))
+
+
+def test_no_number_is_better_than_not_a_number() -> None:
+    logits = torch.zeros(2, 500)
+    logits[0, 400] = float("nan")
+    values, tokens = best_tokens(logits)
+    assert values.isnan().tolist() == [True, False]
+    assert tokens.tolist() == [400, 0]
+
+
+def test_improbable_tokens_among_the_best_k_are_kept() -> None:
+    logits = torch.full((1, 300), -500.0)
+    logits[0, 7] = 100.0
+    assert truncate(logits, [SamplingParams(top_k=2)]).isfinite().sum() == 300  # all the others are equally good
