@@ -47,6 +47,9 @@ class LogitsProcessor(Protocol):
     can never harm, a request that did not ask for it. Per-row state must follow from sampling parameters
     and tokens alone: after preemption or a restart `added` is called again with the tokens so far.
     Must not read device values back to the host.
+
+    Optional: a static method `validate(sampling, vocab_size)` that raises `InvalidRequest` for what it cannot
+    serve; called at admission, so that a bad request is refused at the edge.
     """
 
     params: tuple[str, ...]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from core.api import SamplerContext, SampleRows, SamplingParams
 
 FIELD = "extra_args.token_sets"
+EXAMPLE_PARAMS = {"extra_args": {"token_sets": {"forbid": [3, 5], "boost": {"tokens": [7], "by": 2.5}}}}
+"""A request the conformance suite tries."""
 
 
 class TokenSets:
@@ -30,12 +32,18 @@ class TokenSets:
         self._vocab_size = context.vocab_size
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    @staticmethod
+    def validate(sampling: SamplingParams, vocab_size: int) -> None:
+        """Raise `InvalidRequest` naming what cannot be read; the engine never sees such a request."""
+        if given := (sampling.extra_args or {}).get("token_sets"):
+            _read(given, vocab_size)
+
     def wants(self, sampling: SamplingParams) -> bool:
         """Say whether the request brings token sets."""
         return bool((sampling.extra_args or {}).get("token_sets"))
 
     def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
-        """Put the row's sets on the device. Raises `InvalidRequest` naming what cannot be read."""
+        """Put the row's sets on the device."""
         changes = _read((sampling.extra_args or {})["token_sets"], self._vocab_size)
         tokens = torch.tensor(list(changes), dtype=torch.int64, device=self._device)
         amounts = torch.tensor(list(changes.values()), dtype=torch.float32, device=self._device)

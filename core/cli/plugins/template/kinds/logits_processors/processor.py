@@ -10,6 +10,9 @@ import torch
 if TYPE_CHECKING:
     from core.api import SamplerContext, SampleRows, SamplingParams
 
+EXAMPLE_PARAMS = {"extra_args": {"acme": [3, 5]}}
+"""A request the conformance suite tries."""
+
 
 class Acme:
     """Keeps, for each row that asked, the tokens it forbids."""
