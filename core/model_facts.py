@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 from core.errors import ModelError, did_you_mean
@@ -34,6 +35,10 @@ _ACTIVATIONS: Final = {
     "relu": "relu",
 }
 
+MOST_LAYERS: Final = 10_000
+MOST_POSITIONS: Final = 1 << 24
+"""More than any model has. A number beyond these is a fault of the file, and building would take hours."""
+
 
 class ModelFacts:
     """The fields of one config, typed."""
@@ -59,20 +64,66 @@ class ModelFacts:
         if self.get(name):
             raise ModelError(f"{name} is on in config.json, which this architecture does not serve yet.")
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer field."""
-        value = self.get(name)
-        value = self.required(name) if value is None and default is None else default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{name} in config.json is {value!r}; it must be a positive integer.")
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return an integer field of at least `least`; `default` where it is absent or null."""
+        value = self._given(name, default)
+        if type(value) is not int or value < least:
+            wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
+            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be {wanted}.")
         return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a positive number field; `default` where it is absent or null."""
+        return _positive(name, self._given(name, default))
+
+    def number_or_none(self, name: str, default: float | None = None) -> float | None:
+        """Return a positive number field; null means none, `default` holds where it is absent."""
+        value = self.get(name, default)
+        return None if value is None else _positive(name, value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a field that is a list of positive numbers."""
+        return tuple(_positive(name, value) for value in _listed(name, self.required(name)))
+
+    def indices(self, name: str) -> frozenset[int]:
+        """Return a field that is a list of integers; empty where it is absent or null."""
+        values = _listed(name, self._given(name, []))
+        if any(type(value) is not int for value in values):
+            raise ModelError(f"{name} in config.json is {values!r:.100}; it must be a list of integers.")
+        return frozenset(values)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a switch; `default` where it is absent or null."""
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be true or false.")
+        return value
+
+    def num_layers(self, name: str = "num_hidden_layers") -> int:
+        """Return the number of layers."""
+        count = self.count(name)
+        if count > MOST_LAYERS:
+            raise ModelError(f"{name} in config.json is {count}; no model has more than {MOST_LAYERS} layers.")
+        return count
+
+    def num_positions(self, name: str = "max_position_embeddings", default: int = 2048) -> int:
+        """Return the number of positions the model was made for."""
+        count = self.count(name, default)
+        if count > MOST_POSITIONS:
+            raise ModelError(f"{name} in config.json is {count}; no model has more than {MOST_POSITIONS} positions.")
+        return count
+
+    def window(self, default: int | None = None) -> int | None:
+        """Return `sliding_window`: tokens visible to a windowed layer; null means all, `default` where absent."""
+        value = self.get("sliding_window", default)
+        return None if value is None else self.count("sliding_window", default)
 
     def activation(self, name: str = "hidden_act", default: str = "silu") -> str:
         """Return the activation of a field under the engine's name for it."""
-        value = self.get(name) or default
+        value = str(self._given(name, default))
         if value not in _ACTIVATIONS:
-            hint = did_you_mean(str(value), _ACTIVATIONS)
-            raise ModelError(f"{name} {value!r} is not known; known: {', '.join(sorted(_ACTIVATIONS))}{hint}.")
+            hint = did_you_mean(value, _ACTIVATIONS) or "."
+            raise ModelError(f"{name} {value!r:.100} is not known; known: {', '.join(sorted(_ACTIVATIONS))}{hint}")
         return _ACTIVATIONS[value]
 
     def head_size(self, hidden: int, heads: int) -> int:
@@ -107,8 +158,8 @@ class ModelFacts:
         return {
             "vocab_size": self.count("vocab_size"),
             "hidden_size": self.count("hidden_size"),
-            "max_positions": self.count("max_position_embeddings", 2048),
-            "tied_head": bool(self.get("tie_word_embeddings", tied)),
+            "max_positions": self.num_positions(),
+            "tied_head": self.flag("tie_word_embeddings", tied),
         }
 
     def windows(self, size: int | None, *, full_every: int = 0, full_below: int = 0) -> list[int | None]:
@@ -117,19 +168,20 @@ class ModelFacts:
         Follows `layer_types` where the config has it; otherwise every `full_every`-th layer and the first
         `full_below` layers are full. Without a size all are.
         """
-        num_layers = self.count("num_hidden_layers")
-        if not size:
+        num_layers = self.num_layers()
+        if size is None:
             return [None] * num_layers
         kinds = self.get("layer_types")
         if kinds is None:
             full = [i < full_below or (full_every > 0 and (i + 1) % full_every == 0) for i in range(num_layers)]
-        elif len(kinds) == num_layers and set(kinds) <= {"full_attention", "sliding_attention"}:
-            full = [kind == "full_attention" for kind in kinds]
         else:
-            raise ModelError(
-                f"layer_types in config.json must name full_attention or sliding_attention for each of the "
-                f"{num_layers} layers; it holds {len(kinds)}: {', '.join(sorted(map(str, set(kinds))))}."
-            )
+            names = [str(kind) for kind in _listed("layer_types", kinds)]
+            if len(names) != num_layers or not set(names) <= {"full_attention", "sliding_attention"}:
+                raise ModelError(
+                    f"layer_types in config.json must name full_attention or sliding_attention for each of the "
+                    f"{num_layers} layers; it holds {len(names)}: {', '.join(sorted(set(names))):.200}."
+                )
+            full = [name == "full_attention" for name in names]
         return [None if is_full else size for is_full in full]
 
     def rope(
@@ -149,62 +201,78 @@ class ModelFacts:
         `share_name` are their fields in the old format. `scaled=False`: the old format's scaling, one for the
         whole model, does not concern these layers.
         """
-        given = self.get("rope_parameters") or {}
+        given = self._object("rope_parameters")
         if given and all(isinstance(value, Mapping) for value in given.values()):
             given = given.get(layer_type) or {}
         elif not given and scaled:
-            given = self.get("rope_scaling") or {}
-        theta = given.get("rope_theta") or self.get(theta_name) or theta
-        share = given.get("partial_rotary_factor") or self.get(share_name) or share
-        return RopeSpec(size=int(head_size * share), theta=float(theta), scaling=self._scaling(given))
+            given = self._object("rope_scaling")
+        parameters = ModelFacts(SimpleNamespace(**given))
+        theta = parameters.number("rope_theta", self.number(theta_name, theta))
+        share = parameters.number("partial_rotary_factor", self.number(share_name, share))
+        return RopeSpec(size=int(head_size * share), theta=theta, scaling=self._scaling(parameters))
 
-    def _scaling(self, parameters: Mapping[str, Any]) -> RopeScaling | None:
-        kind = parameters.get("rope_type") or parameters.get("type") or "default"
-        original = self.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-        original = int(original or self.count("max_position_embeddings", 2048))
-        try:
-            return _make_scaling(kind, parameters, original, self.count("max_position_embeddings", 2048))
-        except KeyError as error:
-            raise ModelError(f"the {kind} rotary scaling in config.json has no {error.args[0]!r}.") from error
+    def _scaling(self, given: ModelFacts) -> RopeScaling | None:
+        kind = given.get("rope_type") or given.get("type") or "default"
+        positions = self.count("max_position_embeddings", 2048)
+        original = given.count("original_max_position_embeddings", positions)
+        return _make_scaling(kind, given, self.count("original_max_position_embeddings", original), positions)
+
+    def _given(self, name: str, default: Any) -> Any:
+        """Return a field, or `default` where it is absent or null; without a default it must be there."""
+        value = self.get(name)
+        if value is not None:
+            return value
+        return self.required(name) if default is None else default
+
+    def _object(self, name: str) -> Mapping[str, Any]:
+        value = self.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be an object, or null.")
+        return value
 
 
-def _make_scaling(kind: str, given: Mapping[str, Any], original: int, positions: int) -> RopeScaling | None:
+def _make_scaling(kind: Any, given: ModelFacts, original: int, positions: int) -> RopeScaling | None:
     match kind:
         case "default" | "mrope":
             return None
         case "linear":
-            return LinearScaling(float(given["factor"]))
+            return LinearScaling(given.number("factor"))
         case "dynamic":
-            return DynamicScaling(float(given["factor"]), positions)
+            return DynamicScaling(given.number("factor"), positions)
         case "llama3":
-            return Llama3Scaling(given["factor"], given["low_freq_factor"], given["high_freq_factor"], original)
+            low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
+            return Llama3Scaling(given.number("factor"), low, high, original)
         case "yarn":
-            factor = given.get("factor") or positions / original
-            return YarnScaling(
-                factor,
-                original,
-                _yarn_attention_factor(given, factor),
-                given.get("beta_fast") or 32.0,
-                given.get("beta_slow") or 1.0,
-                given.get("truncate", True),
-            )
+            factor = given.number("factor", positions / original)
+            fast, slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
+            attention = _yarn_attention_factor(given, factor)
+            return YarnScaling(factor, original, attention, fast, slow, given.flag("truncate", True))
         case "longrope" | "su":
-            factor = given.get("factor") or positions / original
-            attention = given.get("attention_factor")
-            if attention is None:
-                attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-            return LongScaling(tuple(given["short_factor"]), tuple(given["long_factor"]), original, attention)
+            factor = given.number("factor", positions / original)
+            attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+            short, long = given.numbers("short_factor"), given.numbers("long_factor")
+            return LongScaling(short, long, original, given.number("attention_factor", attention))
     known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-    raise ModelError(f"rotary scaling {kind!r} is not known; known: {', '.join(known)}{did_you_mean(kind, known)}.")
+    hint = did_you_mean(str(kind), known) or "."
+    raise ModelError(f"rotary scaling {kind!r:.100} is not known; known: {', '.join(known)}{hint}")
 
 
-def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
-    stated = given.get("attention_factor")
-    if stated is not None:
-        return float(stated)
-
+def _yarn_attention_factor(given: ModelFacts, factor: float) -> float:
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    over, under = given.get("mscale"), given.get("mscale_all_dim")
-    return mscale(over) / mscale(under) if over and under else mscale(1.0)
+    both = given.get("mscale") and given.get("mscale_all_dim")
+    ratio = mscale(given.number("mscale")) / mscale(given.number("mscale_all_dim")) if both else mscale(1.0)
+    return given.number("attention_factor", ratio)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ModelError(f"{name} in config.json is {value!r:.100}; it must be a positive number.")
+    return float(value)
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ModelError(f"{name} in config.json is {value!r:.100}; it must be a list.")
+    return list(value)

@@ -49,6 +49,13 @@ class Llama3Scaling:
     high_freq_factor: float
     original: int
 
+    def __post_init__(self) -> None:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ModelError(
+                f"high_freq_factor {self.high_freq_factor} of the rotary scaling is not above low_freq_factor "
+                f"{self.low_freq_factor}."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
@@ -89,6 +96,10 @@ class RopeSpec:
             raise ModelError(
                 f"rotary size {self.size} is not a positive even number; check head_dim and partial_rotary_factor."
             )
+        if self.theta <= 1:
+            raise ModelError(f"rope_theta {self.theta} is not above 1, so no position would be told from another.")
+        if isinstance(self.scaling, DynamicScaling) and self.size < 4:
+            raise ModelError(f"dynamic rotary scaling needs a rotary size of at least 4, not {self.size}.")
         if isinstance(self.scaling, LongScaling):
             for name, factors in (("short_factor", self.scaling.short), ("long_factor", self.scaling.long)):
                 if len(factors) != self.size // 2:

@@ -19,14 +19,14 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Gemma 2 config."""
     facts = ModelFacts(hf_config)
     facts.refuse("use_bidirectional_attention")
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6), offset=1.0)
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6), offset=1.0)
     mlp = facts.mlp(activation=facts.activation("hidden_activation", "gelu_pytorch_tanh"))
-    bias = bool(facts.get("attention_bias", False))
+    bias = facts.flag("attention_bias")
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
-                scale=facts.get("query_pre_attn_scalar", 256) ** -0.5,
-                softcap=facts.get("attn_logit_softcapping", 50.0),
+                scale=facts.number("query_pre_attn_scalar", 256) ** -0.5,
+                softcap=facts.number_or_none("attn_logit_softcapping", 50.0),
                 window=window,
                 qkv_bias=bias,
                 out_bias=bias,
@@ -37,13 +37,13 @@ def spec(hf_config: object) -> DecoderSpec:
             mlp_in=norm,
             mlp_out=norm,
         )
-        for window in facts.windows(facts.get("sliding_window", 4096), full_every=2)
+        for window in facts.windows(facts.window(4096), full_every=2)
     )
     return DecoderSpec(
         **facts.decoder(tied=True),
         layers=layers,
         norm=norm,
         embed_scale=facts.count("hidden_size") ** 0.5,
-        logit_softcap=facts.get("final_logit_softcapping", 30.0),
+        logit_softcap=facts.number_or_none("final_logit_softcapping", 30.0),
         names=NAMES,
     )

@@ -19,9 +19,9 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Gemma 3 text config."""
     facts = ModelFacts(hf_config)
     facts.refuse("use_bidirectional_attention")
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6), offset=1.0)
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6), offset=1.0)
     mlp = facts.mlp(activation=facts.activation("hidden_activation", "gelu_pytorch_tanh"))
-    bias = bool(facts.get("attention_bias", False))
+    bias = facts.flag("attention_bias")
     size = facts.heads()["head_size"]
     full = facts.rope(size, layer_type="full_attention", theta=1e6)
     local = facts.rope(size, layer_type="sliding_attention", theta_name="rope_local_base_freq", scaled=False)
@@ -29,7 +29,7 @@ def spec(hf_config: object) -> DecoderSpec:
         LayerSpec(
             attention=facts.attention(
                 rope=full if window is None else local,
-                scale=facts.get("query_pre_attn_scalar", 256) ** -0.5,
+                scale=facts.number("query_pre_attn_scalar", 256) ** -0.5,
                 window=window,
                 qk_norm=norm,
                 qkv_bias=bias,
@@ -41,15 +41,13 @@ def spec(hf_config: object) -> DecoderSpec:
             mlp_in=norm,
             mlp_out=norm,
         )
-        for window in facts.windows(
-            facts.get("sliding_window", 4096), full_every=facts.get("sliding_window_pattern", 6)
-        )
+        for window in facts.windows(facts.window(4096), full_every=facts.count("sliding_window_pattern", 6))
     )
     return DecoderSpec(
         **facts.decoder(tied=True),
         layers=layers,
         norm=norm,
         embed_scale=facts.count("hidden_size") ** 0.5,
-        logit_softcap=facts.get("final_logit_softcapping"),
+        logit_softcap=facts.number_or_none("final_logit_softcapping"),
         names=NAMES,
     )

@@ -30,14 +30,14 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a GPT-2 config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec("layer", eps=facts.get("layer_norm_epsilon", 1e-5), bias=True)
-    hidden, heads, positions = facts.count("n_embd"), facts.count("n_head"), facts.count("n_positions", 1024)
+    norm = NormSpec("layer", eps=facts.number("layer_norm_epsilon", 1e-5), bias=True)
+    hidden, heads, positions = facts.count("n_embd"), facts.count("n_head"), facts.num_positions("n_positions", 1024)
     size = facts.head_size(hidden, heads)
-    base = size**-0.5 if facts.get("scale_attn_weights", True) else 1.0
-    by_layer = bool(facts.get("scale_attn_by_inverse_layer_idx", False))
+    base = size**-0.5 if facts.flag("scale_attn_weights", True) else 1.0
+    by_layer = facts.flag("scale_attn_by_inverse_layer_idx")
     attention = AttentionSpec(heads=heads, kv_heads=heads, head_size=size, qkv_bias=True, out_bias=True)
     activation = facts.activation("activation_function", "gelu_new")
-    mlp = MlpSpec(width=facts.get("n_inner") or 4 * hidden, activation=activation, gated=False, bias=True)
+    mlp = MlpSpec(width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True)
     layers = tuple(
         LayerSpec(
             attention=replace(attention, scale=base / (index + 1 if by_layer else 1)),
@@ -45,7 +45,7 @@ def spec(hf_config: object) -> DecoderSpec:
             attention_in=norm,
             mlp_in=norm,
         )
-        for index in range(facts.count("n_layer"))
+        for index in range(facts.num_layers("n_layer"))
     )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
@@ -54,6 +54,6 @@ def spec(hf_config: object) -> DecoderSpec:
         learned_positions=positions,
         layers=layers,
         norm=norm,
-        tied_head=bool(facts.get("tie_word_embeddings", True)),
+        tied_head=facts.flag("tie_word_embeddings", True),
         names=NAMES,
     )

@@ -25,16 +25,16 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a GPT-NeoX config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec("layer", eps=facts.get("layer_norm_eps", 1e-5), bias=True)
+    norm = NormSpec("layer", eps=facts.number("layer_norm_eps", 1e-5), bias=True)
     size = facts.heads()["head_size"]
     rope = facts.rope(size, share=0.25, theta_name="rotary_emb_base", share_name="rotary_pct")
-    bias = bool(facts.get("attention_bias", True))
+    bias = facts.flag("attention_bias", True)
     layer = LayerSpec(
         attention=facts.attention(rope=rope, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
         attention_in=norm,
         mlp_in=norm,
-        parallel=bool(facts.get("use_parallel_residual", True)),
+        parallel=facts.flag("use_parallel_residual", True),
     )
-    layers = (layer,) * facts.count("num_hidden_layers")
+    layers = (layer,) * facts.num_layers()
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

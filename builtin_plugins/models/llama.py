@@ -12,12 +12,12 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Llama config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
-    bias = bool(facts.get("attention_bias", False))
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
+    bias = facts.flag("attention_bias")
     layer = LayerSpec(
         attention=facts.attention(qkv_bias=bias, out_bias=bias),
-        mlp=facts.mlp(bias=bool(facts.get("mlp_bias", False))),
+        mlp=facts.mlp(bias=facts.flag("mlp_bias")),
         attention_in=norm,
         mlp_in=norm,
     )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.count("num_hidden_layers"), norm=norm)
+    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)

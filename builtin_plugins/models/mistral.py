@@ -12,7 +12,7 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Mistral config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
-    attention = facts.attention(window=facts.get("sliding_window", 4096))
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
+    attention = facts.attention(window=facts.window(4096))
     layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_in=norm, mlp_in=norm)
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.count("num_hidden_layers"), norm=norm)
+    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)

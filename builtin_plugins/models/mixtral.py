@@ -20,7 +20,7 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Mixtral config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-5))
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-5))
     rope = facts.rope(facts.heads()["head_size"], theta=1e6)
     experts = MoeSpec(
         experts=facts.count("num_local_experts", 8),
@@ -28,7 +28,7 @@ def spec(hf_config: object) -> DecoderSpec:
         width=facts.count("intermediate_size"),
         activation=facts.activation(),
     )
-    attention = facts.attention(rope=rope, window=facts.get("sliding_window"))
+    attention = facts.attention(rope=rope, window=facts.window())
     layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
-    layers = (layer,) * facts.count("num_hidden_layers")
+    layers = (layer,) * facts.num_layers()
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

@@ -14,9 +14,9 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of an OLMo 2 config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-5))
-    bias = bool(facts.get("attention_bias", False))
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-5))
+    bias = facts.flag("attention_bias")
     attention = facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, qk_norm_full=True)
     layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_out=norm, mlp_out=norm)
-    layers = (layer,) * facts.count("num_hidden_layers")
+    layers = (layer,) * facts.num_layers()
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

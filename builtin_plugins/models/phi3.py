@@ -14,8 +14,8 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Phi-3 config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-5))
-    attention = facts.attention(window=facts.get("sliding_window"))
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-5))
+    attention = facts.attention(window=facts.window())
     layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_in=norm, mlp_in=norm)
-    layers = (layer,) * facts.count("num_hidden_layers")
+    layers = (layer,) * facts.num_layers()
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

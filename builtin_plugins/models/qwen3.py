@@ -12,9 +12,9 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Qwen3 config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
-    bias = bool(facts.get("attention_bias", False))
-    size = facts.get("sliding_window", 4096) if facts.get("use_sliding_window", False) else None
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
+    bias = facts.flag("attention_bias")
+    size = facts.window(4096) if facts.flag("use_sliding_window") else None
     layers = tuple(
         LayerSpec(
             attention=facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window),
@@ -22,6 +22,6 @@ def spec(hf_config: object) -> DecoderSpec:
             attention_in=norm,
             mlp_in=norm,
         )
-        for window in facts.windows(size, full_below=facts.get("max_window_layers", 28))
+        for window in facts.windows(size, full_below=facts.count("max_window_layers", 28, least=0))
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm)

@@ -12,18 +12,18 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Qwen3-MoE config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
-    bias = bool(facts.get("attention_bias", False))
-    window = facts.get("sliding_window", 4096) if facts.get("use_sliding_window", False) else None
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
+    bias = facts.flag("attention_bias")
+    window = facts.window(4096) if facts.flag("use_sliding_window") else None
     attention = facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window)
     experts = MoeSpec(
         experts=facts.count("num_experts", facts.get("num_local_experts")),
         top_k=facts.count("num_experts_per_tok"),
         width=facts.count("moe_intermediate_size"),
         activation=facts.activation(),
-        renormalize=bool(facts.get("norm_topk_prob", False)),
+        renormalize=facts.flag("norm_topk_prob"),
     )
-    step, dense = facts.count("decoder_sparse_step", 1), set(facts.get("mlp_only_layers") or ())
+    step, dense = facts.count("decoder_sparse_step", 1), facts.indices("mlp_only_layers")
     layers = tuple(
         LayerSpec(
             attention=attention,
@@ -31,6 +31,6 @@ def spec(hf_config: object) -> DecoderSpec:
             attention_in=norm,
             mlp_in=norm,
         )
-        for index in range(facts.count("num_hidden_layers"))
+        for index in range(facts.num_layers())
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm)

@@ -60,6 +60,7 @@ class Decoder(nn.Module):
             blocks.append(Block(layer, spec, names.layer.format(index), rotary, context, weights))
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
+        self._rotaries = tuple(rotaries.values())
         self.norm = make_norm(spec.norm, hidden, context, weights, names.final_norm)
         tied_to = self.embed if spec.tied_head else None
         self.head = Head(spec.vocab_size, hidden, context, weights, names.head, tied_to=tied_to, bias=spec.head_bias)
@@ -76,6 +77,8 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.finish()
+        for rotary in self._rotaries:
+            rotary.finish()
 
     def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
         """Take the cache of each layer, in the order of `kv_layers`."""

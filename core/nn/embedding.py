@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from core.nn.weights import WeightMap, empty_parameter, place
+from core.nn.weights import WeightMap, empty_parameter, fill, place
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
@@ -30,7 +30,7 @@ class VocabWeight(nn.Module):
             place(self.weight, mine)
         else:
             self.weight.data.zero_()
-            self.weight.data[: mine.shape[0]].copy_(mine)
+            fill(self.weight.data[: mine.shape[0]], mine)
 
 
 class Embedding(VocabWeight):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from core.errors import ModelError
-from core.nn.weights import WeightMap, empty_parameter, place
+from core.nn.weights import WeightMap, empty_parameter, fill, place
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext, LinearMethod
@@ -70,7 +70,7 @@ class PlainLinear:
         if rows.start == 0 and rows.stop == weight.shape[0]:
             place(weight, tensor)
         else:
-            weight.data[rows].copy_(tensor)
+            fill(weight.data[rows], tensor)
 
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""
@@ -165,7 +165,7 @@ class Linear(nn.Module):
             weights.add(f"{prefix}.bias", (total,), self._filler("bias", slices))
 
     def _filler(self, suffix: str, slices: Sequence[Slice]) -> Callable[[torch.Tensor], None]:
-        def fill(tensor: torch.Tensor) -> None:
+        def take(tensor: torch.Tensor) -> None:
             if self._transposed and suffix == "weight":
                 tensor = tensor.T
             if self._arrange is not None:
@@ -180,7 +180,7 @@ class Linear(nn.Module):
                 start += part.size
                 self._take(suffix, self._cut_rows(rows, part), self.slices[part.name])
 
-        return fill
+        return take
 
     def _cut_rows(self, tensor: torch.Tensor, part: Slice) -> torch.Tensor:
         if self._split != "rows" or self._group.size == 1:
@@ -192,7 +192,7 @@ class Linear(nn.Module):
     def _take(self, suffix: str, tensor: torch.Tensor, rows: slice) -> None:
         if suffix == "bias":
             assert self.bias is not None
-            self.bias.data[rows].copy_(tensor)
+            fill(self.bias.data[rows], tensor)
             return
         if self._split == "columns" and tensor.ndim > 1:
             tensor = self._group.cut(tensor, 1)

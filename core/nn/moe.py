@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from core.nn.weights import WeightMap, empty_parameter, place
+from core.nn.weights import WeightMap, empty_parameter, fill, place
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
@@ -56,7 +56,4 @@ class Moe(nn.Module):
         return self._group.all_reduce(self._ops.moe(x, self.gate_up, self.down, shares, experts, spec.activation))
 
     def _filler(self, target: torch.Tensor, axis: int) -> Callable[[torch.Tensor], None]:
-        def fill(tensor: torch.Tensor) -> None:
-            target.copy_(self._group.cut(tensor, axis))
-
-        return fill
+        return lambda tensor: fill(target, self._group.cut(tensor, axis))

@@ -29,9 +29,14 @@ class Rotary:
     """Turns queries and keys by their positions, up to `max_positions`."""
 
     def __init__(self, spec: RopeSpec, max_positions: int, context: BuildContext) -> None:
-        self.cos_sin = cos_sin_table(spec, max_positions).to(context.device)
+        self.cos_sin: torch.Tensor
+        self._spec, self._max_positions, self._device = spec, max_positions, context.device
         self._interleaved = spec.interleaved
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = context.ops.rotary
+
+    def finish(self) -> None:
+        """Make the table; called once, when the checkpoint has proven that the sizes in its config are real."""
+        self.cos_sin = cos_sin_table(self._spec, self._max_positions).to(self._device)
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor

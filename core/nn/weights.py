@@ -56,11 +56,14 @@ class WeightMap:
             slot = waiting.pop(name, None)
             if slot is None:
                 if not self._is_ignored(name):
-                    unexpected.append(f"{found} (twice)" if name in self._slots else found)
+                    unexpected.append(f"{_shown(found)} (twice)" if name in self._slots else _shown(found))
             elif slot.shape is not None and tuple(tensor.shape) != slot.shape:
-                misshapen.append(f"{found}: expected {list(slot.shape)}, found {list(tensor.shape)}")
+                misshapen.append(f"{_shown(found)}: expected {list(slot.shape)}, found {list(tensor.shape)}")
             else:
-                slot.fill(tensor)
+                try:
+                    slot.fill(tensor)
+                except ModelError as error:
+                    raise ModelError(f"{_shown(found)} {error}") from error
         faults = [
             _listed("missing tensors", [_near(name, unexpected) for name in waiting]),
             _listed("unexpected tensors", unexpected),
@@ -88,7 +91,17 @@ def place(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
     if same and tensor.is_contiguous() and tensor.shape == parameter.shape:
         parameter.data = tensor
     else:
-        parameter.data.copy_(tensor)
+        fill(parameter.data, tensor)
+
+
+def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy a checkpoint tensor into a part of a parameter. Raises `ModelError` for integers: they need a scale."""
+    if not tensor.is_floating_point():
+        raise ModelError(
+            f"is stored as {str(tensor.dtype).removeprefix('torch.')}, but config.json names no quantization that would "
+            "say what these numbers mean. Restore the model's own config.json, or take another checkpoint."
+        )
+    target.copy_(tensor)
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype) -> torch.nn.Parameter:
@@ -101,6 +114,11 @@ def _listed(title: str, items: Sequence[str]) -> str:
         return ""
     more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
     return f"{len(items)} {title}: {'; '.join(items[:SHOWN])}{more}"
+
+
+def _shown(name: str) -> str:
+    """Return a name from a file so that it can be printed: no control characters, no endless one."""
+    return name if name.isprintable() and len(name) <= 120 else ascii(name[:120])
 
 
 def _near(name: str, unexpected: Sequence[str]) -> str:

@@ -62,7 +62,7 @@ def load_model(
             ops=OpTable.choose(registry, known),
             group=group,
         )
-        model: Model = Decoder(spec, context) if isinstance(spec, DecoderSpec) else spec.build(context)
+        model = _build(spec, context)
         loader = _weight_loader(config, source, registry)
         _expect(loader, model)
         model.load_weights(_shown(loader, config.load.use_tqdm_on_load))
@@ -85,8 +85,8 @@ def _read_spec(config: EngineConfig, source: ModelSource, registry: Registry) ->
     if chosen is None:
         raise ModelError(
             f"no loaded plugin knows the architecture {source.architecture!r}"
-            f"{did_you_mean(source.architecture, entries)}. Known: {', '.join(sorted(entries)) or 'none'}. "
-            "Install a plugin that brings it, or correct `architectures` with --hf-overrides."
+            f"{did_you_mean(source.architecture, entries) or '.'} Known: {', '.join(sorted(entries)) or 'none'}. "
+            f"{_parts(source)}Install a plugin that brings it, or correct `architectures` with --hf-overrides."
         )
     architecture = registry.load(chosen)
     with registry.blame(chosen):
@@ -101,6 +101,27 @@ def _read_spec(config: EngineConfig, source: ModelSource, registry: Registry) ->
     return spec
 
 
+def _parts(source: ModelSource) -> str:
+    """Say of a model of several parts (text, images) that it is one, since another of its name may be known."""
+    if getattr(source.hf_config, "text_config", None) is None:
+        return ""
+    return (
+        "Its config.json describes several parts (text_config beside others), and the text part is not served alone. "
+    )
+
+
+def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
+    """Return the model without its weights; memory is reserved, not yet used."""
+    try:
+        return Decoder(spec, context) if isinstance(spec, DecoderSpec) else spec.build(context)
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"the model its config.json describes cannot be built: {reason}. Check its sizes against the checkpoint's "
+            "own config.json and against the memory of this machine."
+        ) from error
+
+
 def _quant_method(config: EngineConfig, source: ModelSource, registry: Registry) -> QuantMethod:
     name = config.model.quantization or source.quantization or PLAIN
     entries = {registered.entry.name: registered for registered in registry.entries("quant_methods")}
@@ -108,7 +129,7 @@ def _quant_method(config: EngineConfig, source: ModelSource, registry: Registry)
         asked = "--quantization" if config.model.quantization else "the checkpoint's config.json"
         raise ModelError(
             f"{asked} names the quantization method {name!r}, which no loaded plugin has"
-            f"{did_you_mean(name, entries)}. Known: {', '.join(sorted(entries))}. Install a plugin that brings it, or "
+            f"{did_you_mean(name, entries) or '.'} Known: {', '.join(sorted(entries))}. Install a plugin that brings it, or "
             "take a checkpoint without quantization."
         )
     chosen = entries[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,11 @@ def test_overrides_change_the_config(folder: Path, open_model: Open) -> None:
     assert model.spec.layers[0].attention.rope.scaling.original == 64
 
 
+def test_a_config_that_names_its_type_alone_is_known_by_it(folder: Path, open_model: Open) -> None:
+    change_config(folder, architectures=None)
+    assert len(open_model(folder).spec.layers) == 3
+
+
 def test_served_context_bounds_the_tables(folder: Path, open_model: Open) -> None:
     assert open_model(folder, max_model_len=32).spec.max_positions == 32
 
@@ -172,7 +178,37 @@ def lose_a_shard(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
 
 
+def make_integers(folder: Path) -> None:
+    change_weights(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].char()}))
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return damage
+
+
+def write_index(text: str) -> Callable[[Path], None]:
+    return write("model.safetensors.index.json", text)
+
+
+def write_generation(**fields: Any) -> Callable[[Path], None]:
+    return write("generation_config.json", json.dumps(fields))
+
+
+def block_the_pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def rope(**fields: Any) -> Callable[[Path], None]:
+    return config(rope_parameters={"rope_theta": 1e4, **fields})
+
+
 ONE = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+TWO = {**ONE, "y": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}
+GAP = {**ONE, "y": {"dtype": "F32", "shape": [2], "data_offsets": [12, 20]}}
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty file": (break_weights(lambda data: b""), "no safetensors file"),
     "cut off in the header": (break_weights(lambda data: data[:100]), "cut off inside its header"),
@@ -191,6 +227,18 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         break_weights(lambda d: header({"x": {**ONE["x"], "shape": [3]}}, b"12345678")),
         "its shape \\[3\\] needs 12",
     ),
+    "tensors overlap": (break_weights(lambda d: header(TWO, b"1" * 12)), "tensor 'y' overlaps the one before it"),
+    "tensors with a gap": (break_weights(lambda d: header(GAP, b"1" * 20)), "tensor 'y' leaves a gap before it"),
+    "bytes after the last tensor": (break_weights(lambda d: d + b"123"), "goes on for 3 bytes after its last tensor"),
+    "header in UTF-16": (break_weights(lambda d: header(json.dumps(ONE).encode("utf-16"))), "not JSON"),
+    "dtype is a list": (break_weights(lambda d: header({"x": {**ONE["x"], "dtype": ["F32"]}})), "describes tensor 'x'"),
+    "a million dimensions": (
+        break_weights(lambda d: header({"x": {**ONE["x"], "shape": [1 << 60] * 1_000_000}})),
+        "describes tensor 'x'",
+    ),
+    "weights are integers": (make_integers, "lm_head.weight is stored as int8"),
+    "control characters in a name": (add("extra\x1b[31m"), r"unexpected tensors: 'extra\\x1b\[31m'"),
+    "weights are a pipe": (block_the_pipe, "holds no \\*.safetensors file"),
     "unknown dtype": (break_weights(lambda d: header({"x": {**ONE["x"], "dtype": "F7"}})), "as 'F7'"),
     "missing tensor": (drop("model.norm.weight"), "1 missing tensors: model.norm.weight"),
     "unexpected tensor": (add("model.extra.weight", 2), "1 unexpected tensors: model.extra.weight"),
@@ -198,15 +246,48 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "only pickles": (only_pickles, "only as pytorch_model.bin, a format that can run code"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no \\*.safetensors file"),
     "missing shard": (lose_a_shard, "1 of 2 weight files .* are missing: model-2.safetensors"),
+    "index is deep": (write_index("[" * 100_000), "is no index of weight files"),
+    "index names numbers": (write_index('{"weight_map": {"a": 5}}'), "is no index of weight files"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "config is not JSON": (
-        lambda folder: (folder / "config.json").write_text("{"),
+        write("config.json", "{"),
         "config.json cannot be read as JSON",
     ),
-    "no architecture": (config(architectures=None), "names no architecture"),
+    "no architecture": (config(architectures=None, model_type="nobody"), "names no architecture"),
     "unknown architecture": (config(architectures=["LamaForCausalLM"]), "did you mean 'LlamaForCausalLM'"),
     "unknown quantization": (config(quantization_config={"quant_method": "nune"}), "'nune', which no loaded plugin"),
+    "quantization without a method": (config(quantization_config={"bits": 4}), "names no quant_method"),
+    "model of several parts": (
+        config(architectures=["Gemma3ForConditionalGeneration"], text_config={"hidden_size": 64}),
+        "several parts .text_config",
+    ),
     "impossible head size": (config(head_dim=15), "rotary size 15"),
+    "head size of a billion": (config(head_dim=10**9), "cannot be built: .* allocate"),
+    "vocabulary of a billion billion": (config(vocab_size=10**18), "cannot be built"),
+    "a million layers": (config(num_hidden_layers=10**6), "no model has more than 10000 layers"),
+    "endless context": (config(max_position_embeddings=10**13), "no model has more than"),
+    "epsilon is a word": (config(rms_norm_eps="small"), "rms_norm_eps in config.json is 'small'"),
+    "switch is a word": (config(attention_bias="yes"), "attention_bias in config.json is 'yes'; it must be true"),
+    "activation is a list": (config(hidden_act=["silu"]), "hidden_act .*'silu'.* is not known"),
+    "rotary settings are a word": (config(rope_parameters="linear"), "it must be an object, or null"),
+    "rotary base is a word": (rope(rope_theta="big"), "rope_theta in config.json is 'big'"),
+    "rotary base turns nothing": (rope(rope_theta=1), "rope_theta 1.0 is not above 1"),
+    "rotary factor is a word": (rope(rope_type="linear", factor="x"), "factor in config.json is 'x'"),
+    "rotary factor is negative": (rope(rope_type="linear", factor=-2), "factor in config.json is -2"),
+    "dynamic rotary of one pair": (
+        lambda folder: change_config(folder, head_dim=2, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+        "needs a rotary size of at least 4",
+    ),
+    "rotary factors are words": (
+        rope(rope_type="longrope", short_factor=["x"] * 8, long_factor=[1.0] * 8),
+        "short_factor in config.json is 'x'",
+    ),
+    "rotary bands are empty": (
+        rope(rope_type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0),
+        "high_freq_factor 4.0 of the rotary scaling is not above",
+    ),
+    "generation config is hot": (write_generation(temperature="hot"), "generation_config.json: temperature"),
+    "end token is a word": (write_generation(eos_token_id=["x"]), "eos_token_id of .* it must be a token id"),
     "heads do not divide": (config(num_attention_heads=5, head_dim=None), "does not divide into 5 attention heads"),
     "context is no number": (config(max_position_embeddings="long"), "max_position_embeddings in .* is 'long'"),
 }

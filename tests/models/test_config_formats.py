@@ -106,6 +106,30 @@ def test_impossible_facts_are_refused_by_name(spec_of: SpecOf, fields: dict[str,
         spec_of("LlamaForCausalLM", SimpleNamespace(**{**BASE, **fields}))
 
 
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        ("MistralForCausalLM", {"sliding_window": "8"}, "sliding_window in config.json is '8'"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window in config.json is 0"),
+        ("Qwen2ForCausalLM", {**WINDOWS, "layer_types": "full"}, "layer_types in config.json is 'full'"),
+        ("Qwen2ForCausalLM", {**WINDOWS, "layer_types": [[1], 2, 3, 4]}, "layer_types in config.json must name"),
+        ("Qwen2ForCausalLM", {**WINDOWS, "max_window_layers": "x"}, "max_window_layers in config.json is 'x'"),
+        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar in config.json is 0"),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping in config.json is 0"),
+        ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window_pattern": "x"}, "sliding_window_pattern"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 8}, "5 of 4"),
+    ],
+)
+def test_facts_of_one_architecture_are_refused_by_name(
+    spec_of: SpecOf, architecture: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        spec_of(architecture, SimpleNamespace(**{**BASE, **fields}))
+
+
 def test_windows_follow_layer_types(spec_of: SpecOf, checkpoint: Callable[[str], Path]) -> None:
     spec = spec_of("Gemma2ForCausalLM", read_config(checkpoint("Gemma2ForCausalLM")))
     assert [layer.attention.window for layer in spec.layers] == [24, None, 24]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,8 @@ def test_tensors_share_the_mapped_file_and_writing_leaves_it_alone(tmp_path: Pat
 
 
 def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
-    header = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}
+    header: dict[str, Any] = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}
+    header["odd"] = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
     text = json.dumps(header).encode().ljust(96)
     data = torch.tensor([1.5, -2.5]).numpy().tobytes()
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" + data)

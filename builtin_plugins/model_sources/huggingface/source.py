@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from builtin_plugins.model_sources.huggingface.hub import SETTINGS, WEIGHTS, download, is_hub_id
-from core.api import EngineConfig, ModelError, ModelSource
+from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
 
 _LENGTHS: Final = (
     "max_position_embeddings",
@@ -59,8 +59,7 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json, so nothing says what model it is. Give the model's folder.")
     stated = _merge(_read(path), config.model.hf_overrides)
-    generation = _generation(folder, config)
-    quantization = stated.get("quantization_config")
+    generation, where = _generation(folder, config)
     return ModelSource(
         name=name,
         architecture=_architecture(stated, path),
@@ -69,9 +68,9 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
         identity=_identity(folder, stated),
         max_model_len=_context(stated, path),
         checkpoint_dtype=_dtype(stated),
-        quantization=quantization.get("quant_method") if isinstance(quantization, Mapping) else None,
-        eos_token_ids=_ids(generation.get("eos_token_id", stated.get("eos_token_id"))),
-        sampling_defaults=_sampling(generation),
+        quantization=_quantization(stated, path),
+        eos_token_ids=_ids(generation.get("eos_token_id", stated.get("eos_token_id")), where),
+        sampling_defaults={} if config.model.generation_config == "vllm" else _sampling(generation, where),
         origin=origin,
     )
 
@@ -100,32 +99,68 @@ def _architecture(stated: Mapping[str, Any], path: Path) -> str:
     names = stated.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         return names[0]
+    known = None if names else _causal_lm(stated.get("model_type"))
+    if known is not None:
+        return known
     raise ModelError(
         f"{path} names no architecture (`architectures`); set it, for example "
         """with --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'."""
     )
 
 
-def _generation(folder: Path, config: EngineConfig) -> dict[str, Any]:
-    """Return generation_config.json of the model, or of the folder the user names."""
+def _causal_lm(model_type: object) -> str | None:
+    """Return transformers' language model of a model type, for the rare config that names the type alone."""
+    if not isinstance(model_type, str):
+        return None
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # lazy: slow to import
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return name if isinstance(name, str) else None
+
+
+def _quantization(stated: Mapping[str, Any], path: Path) -> str | None:
+    """Return the name of the quantization method, None where there is none."""
+    name = next((name for name in ("quantization_config", "compression_config") if stated.get(name)), None)
+    if name is None:
+        return None
+    facts = stated[name]
+    method = facts.get("quant_method") if isinstance(facts, Mapping) else None
+    if not isinstance(method, str):
+        raise ModelError(
+            f"{name} in {path} is {facts!r:.100}, which names no quant_method, so the weights cannot be read. "
+            "Restore the file from where the model came."
+        )
+    return method
+
+
+def _generation(folder: Path, config: EngineConfig) -> tuple[dict[str, Any], Path]:
+    """Return what generation_config.json of the model, or of the folder the user names, holds, and its path."""
     wanted = config.model.generation_config
     if wanted in ("auto", "vllm"):
         path = folder / "generation_config.json"
-        return _read(path) if path.is_file() else {}
+        return (_read(path) if path.is_file() else {}), path
     path = Path(wanted).expanduser() / "generation_config.json"
     if not path.is_file():
         raise ModelError(f"--generation-config: there is no {path}; give auto, vllm, or a folder that holds one.")
-    return _read(path)
+    return _read(path), path
 
 
-def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the sampling parameters a generation config states. Raises `ModelError` when one cannot be used."""
     given = {ours: generation.get(theirs) for theirs, ours in _SAMPLING.items()}
-    return {name: value for name, value in given.items() if value is not None}
+    stated = {name: value for name, value in given.items() if value is not None}
+    try:
+        SamplingParams(**stated)
+    except InvalidRequest as error:
+        raise ModelError(f"{path}: {error} Correct it, or leave it out with --generation-config vllm.") from error
+    return stated
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    listed = value if isinstance(value, list) else [value]
-    return tuple(token for token in listed if isinstance(token, int))
+def _ids(value: Any, path: Path) -> tuple[int, ...]:
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token) is not int for token in listed):
+        raise ModelError(f"eos_token_id of {path.parent} is {value!r:.100}; it must be a token id or a list of them.")
+    return tuple(token for token in listed if token >= 0)
 
 
 def _dtype(stated: Mapping[str, Any]) -> str:
@@ -141,23 +176,26 @@ def _context(stated: Mapping[str, Any], path: Path) -> int:
     if name is None:
         return DEFAULT_CONTEXT
     length = stated[name]
-    if not isinstance(length, int) or length < 1:
-        raise ModelError(f"{name} in {path} is {length!r}; it must be a positive integer.")
-    scaling = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type")
-    # A base of its own for local layers means that scaling concerns the others only, and is counted already.
-    if kind not in _STRETCHING or "rope_local_base_freq" in stated:
+    if type(length) is not int or length < 1:
+        raise ModelError(f"{name} in {path} is {length!r:.100}; it must be a positive integer.")
+    scaling = stated.get("rope_parameters") or stated.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
         return length
-    factor, original = scaling.get("factor") or 1.0, scaling.get("original_max_position_embeddings")
-    if kind == "yarn" and original:
+    kind = scaling.get("rope_type") or scaling.get("type")
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    # A base of its own for local layers means that scaling concerns the others only, and is counted already.
+    # A factor that is no number is refused with all other facts, when the architecture reads them.
+    if kind not in _STRETCHING or "rope_local_base_freq" in stated or not isinstance(factor, (int, float)):
+        return length
+    if kind == "yarn" and isinstance(original, int):
         return max(length, int(original * factor))
-    return int(length * factor)
+    return max(1, int(length * factor))
 
 
 def _identity(folder: Path, stated: Mapping[str, Any]) -> str:
     """Return a hash of the config and of names, sizes, beginnings and ends of the weight files."""
     digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(path for path in folder.glob("*.safetensors") if path.is_file()):
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:

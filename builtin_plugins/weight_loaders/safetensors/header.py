@@ -1,7 +1,8 @@
 """Reads and checks the header of a safetensors file. Knows bytes and JSON, no tensor library.
 
-A file is 8 bytes (length of the header, little endian), the header (JSON: name to dtype, shape and offsets), and
-the data. Everything is checked before a tensor is made, because a bad offset would read foreign memory.
+A file is 8 bytes (length of the header, little endian), the header (JSON in UTF-8: name to dtype, shape and offsets),
+and the data: one tensor after the other, without gaps. Everything is checked before a tensor is made, because a bad
+offset would read foreign memory, and one that is merely wrong foreign weights.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from core.api import ModelError
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
+MAX_DIMENSIONS: Final = 16
+LARGEST: Final = 2**62
 ITEM_BITS: Final = {
     "F64": 64,
     "F32": 32,
@@ -62,31 +65,50 @@ def read_header(path: Path) -> list[Stored]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
-        header = json.loads(text)
+        header = json.loads(text.decode("utf-8"))  # bytes would be taken in other encodings, too
     except (ValueError, RecursionError) as error:
         raise _fault(path, f"has a header that is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise _fault(path, "has a header that is no JSON object")
     header.pop("__metadata__", None)
     stored = [_stored(path, name, facts, 8 + length, size) for name, facts in header.items()]
-    return sorted(stored, key=lambda tensor: tensor.start)
+    stored.sort(key=lambda tensor: (tensor.start, tensor.num_bytes))
+    _check_order(path, stored, 8 + length, size)
+    return stored
+
+
+def _check_order(path: Path, stored: list[Stored], start: int, size: int) -> None:
+    """Raise `ModelError` unless the tensors fill the file from `start` to its end, each byte belonging to one."""
+    for tensor in stored:
+        if tensor.start != start:
+            kind = "overlaps the one before it" if tensor.start < start else "leaves a gap before it"
+            raise _fault(
+                path, f"has a header whose tensor {tensor.name!r:.100} {kind} (byte {tensor.start}, not {start})"
+            )
+        start += tensor.num_bytes
+    if start != size:
+        raise _fault(path, f"goes on for {size - start} bytes after its last tensor")
 
 
 def _stored(path: Path, name: str, facts: Any, base: int, size: int) -> Stored:
     try:
         dtype, shape, (start, end) = facts["dtype"], tuple(facts["shape"]), facts["data_offsets"]
-        good = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (*shape, start, end))
+        good = isinstance(dtype, str) and len(shape) <= MAX_DIMENSIONS
+        good = good and all(type(n) is int and 0 <= n <= LARGEST for n in (*shape, start, end))
+        good = good and prod(n or 1 for n in shape) <= LARGEST  # strides are computed even where another size is 0
     except (TypeError, KeyError, ValueError) as error:
-        raise _fault(path, f"describes tensor {name!r} as {facts!r:.100}") from error
+        raise _fault(path, f"describes tensor {name!r:.100} as {facts!r:.100}") from error
     if not good:
-        raise _fault(path, f"describes tensor {name!r} as {facts!r:.100}")
+        raise _fault(path, f"describes tensor {name!r:.100} as {facts!r:.100}")
     if dtype not in ITEM_BITS:
-        raise ModelError(f"{path} stores tensor {name!r} as {dtype!r}, which is not one of {', '.join(ITEM_BITS)}.")
+        raise ModelError(
+            f"{path} stores tensor {name!r:.100} as {dtype!r}, which is not one of {', '.join(ITEM_BITS)}."
+        )
     needed = prod(shape) * ITEM_BITS[dtype] // 8
     if end - start != needed:
-        raise _fault(path, f"gives tensor {name!r} {end - start} bytes, its shape {list(shape)} needs {needed}")
+        raise _fault(path, f"gives tensor {name!r:.100} {end - start} bytes, its shape {list(shape)} needs {needed}")
     if base + end > size:
-        raise _fault(path, f"is cut off: tensor {name!r} ends at byte {base + end}, the file at {size}")
+        raise _fault(path, f"is cut off: tensor {name!r:.100} ends at byte {base + end}, the file at {size}")
     return Stored(name, dtype, shape, base + start, needed)
 
 

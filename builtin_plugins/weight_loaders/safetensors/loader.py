@@ -66,9 +66,10 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            outside = [name for name in shards if Path(name).name != name]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{index} is no index of weight files ({error!r}). Download it again.") from error
-        if any(Path(name).name != name for name in shards):
+        if outside:
             raise ModelError(f"{index} names weight files outside its folder; such a checkpoint is not read.")
         missing = [name for name in shards if not (folder / name).is_file()]
         if missing:
@@ -79,7 +80,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in shards]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if found:
         return found
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE) if folder.is_dir() else []
