@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Constructed with (source, config)."""
+    """Text to ids and back. Constructed with (source, config); a function in its place may return None: there is none."""
 
     vocab_size: int
     """Ids are below this."""

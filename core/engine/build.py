@@ -200,7 +200,7 @@ def _load_text(config: EngineConfig, registry: Registry, source: ModelSource) ->
     mode = config.model.tokenizer_mode
     tokenizer = _load(registry, "tokenizers", source.tokenizer if mode == "auto" else mode)(source, config)
     chat: ChatRenderer | None = None
-    if registry.entries("chat_renderers"):
+    if tokenizer is not None and registry.entries("chat_renderers"):
         chat = _load(registry, "chat_renderers", "auto")(tokenizer, source, config)
     return Renderer(tokenizer, chat, config.model.chat_template)
 

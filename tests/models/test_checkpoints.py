@@ -208,7 +208,6 @@ def rope(**fields: Any) -> Callable[[Path], None]:
 
 ONE = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
 TWO = {**ONE, "y": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}
-GAP = {**ONE, "y": {"dtype": "F32", "shape": [2], "data_offsets": [12, 20]}}
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty file": (break_weights(lambda data: b""), "no safetensors file"),
     "cut off in the header": (break_weights(lambda data: data[:100]), "cut off inside its header"),
@@ -227,9 +226,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         break_weights(lambda d: header({"x": {**ONE["x"], "shape": [3]}}, b"12345678")),
         "its shape \\[3\\] needs 12",
     ),
-    "tensors overlap": (break_weights(lambda d: header(TWO, b"1" * 12)), "tensor 'y' overlaps the one before it"),
-    "tensors with a gap": (break_weights(lambda d: header(GAP, b"1" * 20)), "tensor 'y' leaves a gap before it"),
-    "bytes after the last tensor": (break_weights(lambda d: d + b"123"), "goes on for 3 bytes after its last tensor"),
+    "tensors overlap": (break_weights(lambda d: header(TWO, b"1" * 12)), "tensors 'x' and 'y' the same bytes"),
     "header in UTF-16": (break_weights(lambda d: header(json.dumps(ONE).encode("utf-16"))), "not JSON"),
     "dtype is a list": (break_weights(lambda d: header({"x": {**ONE["x"], "dtype": ["F32"]}})), "describes tensor 'x'"),
     "a million dimensions": (

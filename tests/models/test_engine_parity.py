@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import transformers
 
 from core import LLM, RequestOutput, SamplingParams
+from core.errors import InvalidRequest
 from core.testing.checkpoints import TINY, VOCAB
 
 LENGTHS = (70, 45, 91, 3)
@@ -150,6 +152,17 @@ def test_same_when_requests_are_preempted(
             preemptions += llm.core.scheduler.num_preemptions
     if architecture not in WINDOWED:  # windowed layers give back more after the prompt than the output takes
         assert preemptions > 0
+
+
+def test_a_model_without_tokenizer_serves_token_ids(
+    tmp_path: Path, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
+) -> None:
+    folder, case = tmp_path / "model", expected("Olmo2ForCausalLM")[0]
+    shutil.copytree(checkpoint("Olmo2ForCausalLM"), folder, ignore=shutil.ignore_patterns("*token*"))
+    with open_engine(folder) as llm:
+        assert_equal(run(llm, [case]), [case])
+        with pytest.raises(InvalidRequest, match="there is no tokenizer"):
+            llm.generate("hello", use_tqdm=False)
 
 
 @pytest.mark.parametrize("budget", [16, 256])

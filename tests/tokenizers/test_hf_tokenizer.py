@@ -36,6 +36,14 @@ def set_field(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
+def test_a_model_without_tokenizer_files_has_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert open_tokenizer(tmp_path) is None
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(ModelError, match="holds no tokenizer that can be read"):
+        open_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_and_text_equal_transformers(folder: Path, text: str) -> None:
     ours, theirs = open_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,22 @@ from core.api import EngineConfig, ModelError, ModelSource
 if TYPE_CHECKING:
     from core.api import Tokenizer
 
+log = logging.getLogger(__name__)
+
+_MARKS = ("*token*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.spm")
+"""Files that say that there is a tokenizer; code of a checkpoint's own goes by such names, too."""
 _FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 
 
-def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer:
-    """Return the tokenizer of `--tokenizer`, or of the model. Raises `ModelError` naming folder and way out."""
+def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | None:
+    """Return the tokenizer of `--tokenizer`, or of the model; None for a model that has not one file of it.
+
+    Raises `ModelError` naming folder and way out.
+    """
     folder = _folder(source, config)
+    if config.model.tokenizer is None and not any(found for pattern in _MARKS for found in folder.glob(pattern)):
+        log.warning("%s has no tokenizer: it takes and gives token ids only (--tokenizer names another)", folder)
+        return None
     settings = read_settings(folder)
     if (folder / "tokenizer.json").is_file():
         return FastTokenizer(folder / "tokenizer.json", settings)

@@ -1,14 +1,15 @@
 """Reads and checks the header of a safetensors file. Knows bytes and JSON, no tensor library.
 
 A file is 8 bytes (length of the header, little endian), the header (JSON in UTF-8: name to dtype, shape and offsets),
-and the data: one tensor after the other, without gaps. Everything is checked before a tensor is made, because a bad
-offset would read foreign memory, and one that is merely wrong foreign weights.
+and the data. Everything is checked before a tensor is made, because a bad offset would read foreign memory, and one
+that is merely wrong another tensor's weights.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -73,21 +74,10 @@ def read_header(path: Path) -> list[Stored]:
     header.pop("__metadata__", None)
     stored = [_stored(path, name, facts, 8 + length, size) for name, facts in header.items()]
     stored.sort(key=lambda tensor: (tensor.start, tensor.num_bytes))
-    _check_order(path, stored, 8 + length, size)
+    for before, tensor in pairwise(stored):
+        if tensor.start < before.start + before.num_bytes:
+            raise _fault(path, f"gives tensors {before.name!r:.100} and {tensor.name!r:.100} the same bytes")
     return stored
-
-
-def _check_order(path: Path, stored: list[Stored], start: int, size: int) -> None:
-    """Raise `ModelError` unless the tensors fill the file from `start` to its end, each byte belonging to one."""
-    for tensor in stored:
-        if tensor.start != start:
-            kind = "overlaps the one before it" if tensor.start < start else "leaves a gap before it"
-            raise _fault(
-                path, f"has a header whose tensor {tensor.name!r:.100} {kind} (byte {tensor.start}, not {start})"
-            )
-        start += tensor.num_bytes
-    if start != size:
-        raise _fault(path, f"goes on for {size - start} bytes after its last tensor")
 
 
 def _stored(path: Path, name: str, facts: Any, base: int, size: int) -> Stored:
