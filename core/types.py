@@ -24,6 +24,8 @@ MAX_INT = 2**31 - 1
 MAX_STOP = 64
 MAX_BAD_WORDS = 128
 MAX_LISTED_TOKENS = 100_000
+MAX_ITEM_CHARS = 1024
+"""Longest stop text or bad word: each is looked for again with every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
                 setattr(self, name, [])
         for name, check in _CHECKS:
             check(name, getattr(self, name))
+        if self.extra_args is not None and not isinstance(self.extra_args, dict):
+            raise InvalidRequest("extra_args", f"must map names to values, not {self.extra_args!r}.")
+        try:
+            self.output_kind = RequestOutputKind(self.output_kind)
+        except ValueError as error:
+            raise InvalidRequest("output_kind", f"must be a RequestOutputKind, not {self.output_kind!r}.") from error
         if not self.detokenize and self.stop:
             raise InvalidRequest("stop", "stop texts need detokenize=True; give stop_token_ids instead.")
         if "" in self.stop:
@@ -171,6 +179,8 @@ def _items_check(bound: Bound, item: type, optional: bool) -> _Check:
                 check_item(name, element)
             elif not isinstance(element, str):
                 raise InvalidRequest(name, f"must hold texts, not {element!r}.")
+            elif len(element) > MAX_ITEM_CHARS:
+                raise InvalidRequest(name, f"holds {len(element)} characters in one text, at most {MAX_ITEM_CHARS}.")
 
     return check
 

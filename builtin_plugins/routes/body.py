@@ -29,6 +29,8 @@ IGNORED_HEADER = "X-Ignored-Fields"
 _NEAR = 0.82
 """Similarity from which an unknown field counts as a misspelt one."""
 _MAX_NAMED = 20
+_MAX_UNKNOWN = 100
+"""Unknown fields in one request: looking for what each may have meant takes a while."""
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 _TYPES = re.compile(r"`([^`]*)`")
@@ -91,8 +93,10 @@ def parse(value: Any, struct: type[T], others: Collection[str] = (), *, strict: 
 
 
 def _check_unknown(unknown: tuple[str, ...], known: Collection[str], strict: bool) -> None:
+    if len(unknown) > _MAX_UNKNOWN:
+        raise InvalidRequest("body", f"has {len(unknown)} unknown fields, at most {_MAX_UNKNOWN} are passed over.")
     for name in unknown:
-        near = difflib.get_close_matches(name[:100], known, n=1, cutoff=_NEAR)
+        near = difflib.get_close_matches(name[:100].lower(), known, n=1, cutoff=_NEAR)
         if near:
             raise InvalidRequest(name[:100], f"is not a field of this request; did you mean {near[0]!r}?")
         if strict:

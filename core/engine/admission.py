@@ -52,6 +52,7 @@ class Admission:
         self.limits = limits
         self._tokenizer = tokenizer
         self._processors = tuple(processors)
+        self._validators = tuple(p.validate for p in self._processors if hasattr(p, "validate"))
         self._seed = seed
         self._num_admitted = 0
 
@@ -66,6 +67,14 @@ class Admission:
         cache_salt: str = "",
     ) -> list[EngineRequest]:
         """Return one engine request per sequence. Raises `InvalidRequest` naming the field and the limit."""
+        if not isinstance(request_id, str):
+            raise InvalidRequest("request_id", f"must be a text, not {request_id!r}.")
+        if not isinstance(sampling, SamplingParams):
+            raise InvalidRequest("sampling_params", f"must be SamplingParams, not {sampling!r}.")
+        if type(priority) is not int:
+            raise InvalidRequest("priority", f"must be an integer, not {priority!r}.")
+        if sampling.bad_words_token_ids:
+            raise InvalidRequest("bad_words_token_ids", "is filled by the engine; give the texts as bad_words.")
         prompt = self._fit_prompt(prompt_token_ids, sampling)
         self._check_tokens(sampling)
         self._check_logprobs(sampling)
@@ -73,6 +82,8 @@ class Admission:
             raise InvalidRequest(
                 name, "no loaded logits processor serves it; `engine plugins explain logits_processors` lists them."
             )
+        for validate in self._validators:
+            validate(sampling, self.limits.vocab_size)
         if sampling.stop and self._tokenizer is None:
             raise InvalidRequest("stop", "there is no tokenizer, so texts cannot be found; use stop_token_ids.")
         if sampling.bad_words:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from core.contracts import RequestStats
@@ -14,9 +15,9 @@ from core.engine.loop_thread import LoopThread
 from core.engine.mailbox import Mailbox
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
-from core.errors import EngineDead, InvalidRequest
+from core.errors import EngineDead, EngineError, InvalidRequest
 from core.step import EngineRequest, RequestDelta
-from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
+from core.types import PromptType, RequestMetrics, RequestOutput, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -110,20 +111,28 @@ class AsyncLLM:
 
     # --- text
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids of a text."""
-        return (await self._prompt(text, add_special_tokens)).token_ids
+    async def encode(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
+        """Return token ids of a text. Far more than the context holds is refused early, unless `whole`."""
+        return (await self._prompt(text, add_special_tokens, whole=whole)).token_ids
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
-        """Return the prompt of a conversation as text and ids; options as in `ChatRenderer.render`."""
-        prompt = await asyncio.to_thread(lambda: self._parts.renderer.messages(messages, **options))
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, whole: bool = False, **options: Any
+    ) -> tuple[str, list[int]]:
+        """Return the prompt of a conversation as text and ids; options as in `ChatRenderer.render`, and `encode`."""
+        most = None if whole else self.max_model_len
+        render = partial(self._parts.renderer.messages, messages, max_tokens=most, **options)
+        prompt = await asyncio.to_thread(render)
         return prompt.text or "", prompt.token_ids
 
-    async def _prompt(self, prompt: PromptType | Mapping[str, Any], add_special_tokens: bool = True) -> Prompt:
+    async def _prompt(
+        self, prompt: PromptType | Mapping[str, Any], add_special_tokens: bool = True, *, whole: bool
+    ) -> Prompt:
+        most = None if whole else self.max_model_len
+        render = partial(self._parts.renderer.prompt, prompt, add_special_tokens, max_tokens=most)
         text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, Mapping) else None
         if isinstance(text, str) and len(text) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._parts.renderer.prompt, prompt, add_special_tokens)
-        return self._parts.renderer.prompt(prompt, add_special_tokens)
+            return await asyncio.to_thread(render)
+        return render()
 
     # --- requests
 
@@ -141,9 +150,7 @@ class AsyncLLM:
         Raises `InvalidRequest` before the first output, `EngineDead` when the engine ends. Closing the
         iterator, or cancelling its task, aborts the request.
         """
-        if request_id in self._outputs:
-            raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
-        ready = await self._prompt(prompt)
+        ready = await self._prompt(prompt, whole=getattr(sampling_params, "truncate_prompt_tokens", None) is not None)
         requests = self._parts.admission.admit(
             request_id,
             ready.token_ids,
@@ -160,6 +167,11 @@ class AsyncLLM:
                 output = await mailbox.get()
                 finished = output.finished
                 yield output
+        except EngineError:  # refused, or the engine has ended: nothing to abort
+            finished = True
+            self._outputs.drop(request_id)
+            self._mailboxes.pop(request_id, None)
+            raise
         finally:
             if not finished:
                 self._forget(request_id)
@@ -167,7 +179,12 @@ class AsyncLLM:
     def _follow(
         self, request_id: str, prompt: Prompt, requests: Sequence[EngineRequest], sampling: SamplingParams
     ) -> Mailbox:
-        self._event_loop = asyncio.get_running_loop()
+        if request_id in self._outputs:
+            raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
+        running = asyncio.get_running_loop()
+        if self._mailboxes and self._event_loop is not running:
+            raise RuntimeError("requests of another event loop are open; use one event loop for one engine.")
+        self._event_loop = running
         interval = self.config.scheduler.stream_interval
         self._outputs.add(request_id, prompt.text, requests, sampling, stream_interval=interval)
         mailbox = self._mailboxes[request_id] = Mailbox(sampling.output_kind is RequestOutputKind.DELTA)
@@ -177,12 +194,15 @@ class AsyncLLM:
         await asyncio.wrap_future(self._thread.call(lambda: self._parts.core.add(requests)))
 
     def _forget(self, request_id: str) -> None:
-        """Stop following a request and end it in the engine, whatever its state."""
+        """Stop following a request that nobody waits for and end it in the engine, whatever its state."""
         self._mailboxes.pop(request_id, None)
         engine_ids = self._outputs.engine_ids(request_id)
-        self._outputs.drop(request_id)
+        client = self._outputs.drop(request_id)
         if engine_ids:
             self._thread.call(lambda: self._parts.core.abort(engine_ids))
+        if client is not None and self.sinks.guarded:
+            times = RequestMetrics(client.arrival_s, client.first_token_s, time.monotonic())
+            self._measure("abort", len(client.prompt_token_ids), client.num_tokens, times)
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its reader gets a last output with finish reason "abort"."""
@@ -212,26 +232,20 @@ class AsyncLLM:
             mailbox.put(output)
             if output.finished:
                 del self._mailboxes[output.request_id]
-                self._measure(output)
+                if output.metrics is not None and self.sinks.guarded:
+                    num_tokens = sum(completion.num_tokens for completion in output.outputs)
+                    reason = output.outputs[0].finish_reason or "abort"
+                    self._measure(reason, len(output.prompt_token_ids or ()), num_tokens, output.metrics)
 
     def _fail_all(self, error: BaseException) -> None:
         for mailbox in self._mailboxes.values():
             mailbox.fail(EngineDead(f"the engine has stopped: {error}"))
         self._mailboxes.clear()
 
-    def _measure(self, output: RequestOutput) -> None:
-        times = output.metrics
-        if not self.sinks.guarded or times is None or times.last_token_s is None:
-            return
-        self.sinks.request(
-            RequestStats(
-                finish_reason=output.outputs[0].finish_reason or "abort",
-                prompt_tokens=len(output.prompt_token_ids or ()),
-                generated_tokens=sum(completion.num_tokens for completion in output.outputs),
-                e2e_s=times.last_token_s - times.arrival_s,
-                ttft_s=None if times.first_token_s is None else times.first_token_s - times.arrival_s,
-            )
-        )
+    def _measure(self, reason: str, prompt_tokens: int, generated_tokens: int, times: RequestMetrics) -> None:
+        last_s = times.arrival_s if times.last_token_s is None else times.last_token_s
+        ttft_s = None if times.first_token_s is None else times.first_token_s - times.arrival_s
+        self.sinks.request(RequestStats(reason, prompt_tokens, generated_tokens, last_s - times.arrival_s, ttft_s))
 
     # --- state
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from core.contracts import StepStats
 from core.engine.sinks import Sinks
-from core.errors import EngineError
+from core.errors import EngineDead, EngineError
 from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class EngineCore:
         self._journal = journal
         self._clock = clock
         self._in_flight: list[StepPlan] = []
+        self._closed = False
 
     @property
     def has_work(self) -> bool:
@@ -53,8 +54,11 @@ class EngineCore:
     def add(self, requests: Iterable[EngineRequest]) -> None:
         """Queue the sequences of one request: all of them or, when one is refused, none.
 
-        Raises `InvalidRequest` for a request that could never run, naming the limit.
+        Raises `InvalidRequest` for a request that could never run, naming the limit, and `EngineDead` after
+        `shutdown`.
         """
+        if self._closed:
+            raise EngineDead("the engine was shut down; make a new one.")
         added: list[str] = []
         try:
             for request in requests:
@@ -75,7 +79,28 @@ class EngineCore:
             delta = self.scheduler.abort(request_id)
             if delta is not None:
                 deltas.append(delta)
+        if deltas and not self.has_work and self.sinks.guarded:
+            # No step follows that would say that nothing runs any more.
+            self.sinks.step(self._state(0.0, deltas))
         return deltas
+
+    def wake(self, request_id: str) -> None:
+        """Let a parked request start: what its extension waited for has happened outside of a step."""
+        if self._journal is not None:
+            self._journal.wake(self._clock(), request_id)
+        self.scheduler.wake(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Give back the blocks of an ended request that an extension kept."""
+        if self._journal is not None:
+            self._journal.release(self._clock(), request_id)
+        self.scheduler.release(request_id)
+
+    def recompute(self, request_id: str, position: int) -> None:
+        """Distrust what a request has cached at or after `position`; nothing made of it remains or leaves."""
+        if self._journal is not None:
+            self._journal.recompute(self._clock(), request_id, position)
+        self.scheduler.recompute(request_id, position)
 
     def step(self) -> list[RequestDelta]:
         """Keep the executor as deep in plans as it allows, then take the oldest result.
@@ -89,8 +114,11 @@ class EngineCore:
             return self.scheduler.take_failed()
         try:
             result = self._executor.collect()
-        except Exception as error:  # noqa: BLE001 - any fault of a step must end as failed requests, not a dead loop
-            return self._fail_in_flight(error)
+        except BaseException as error:  # whatever it was, its requests end, and what is in flight is collected
+            failed = self._fail_in_flight(error)
+            if isinstance(error, Exception):
+                return failed
+            raise  # Ctrl-C; what was in flight is collected, so that the engine can be used again
         plan = self._in_flight.pop(0)
         deltas = self.scheduler.update(result)
         if self._journal is not None:
@@ -110,7 +138,7 @@ class EngineCore:
             self._executor.submit(plan)
             self._in_flight.append(plan)
 
-    def _fail_in_flight(self, error: Exception) -> list[RequestDelta]:
+    def _fail_in_flight(self, error: BaseException) -> list[RequestDelta]:
         """A step failed as a whole: end the requests it held, keep the others and the loop."""
         log.exception("a step failed; its requests end with an error, the engine goes on")
         for _ in self._in_flight[1:]:
@@ -131,24 +159,27 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache()
 
     def _stats(self, plan: StepPlan, result: StepResult, deltas: list[RequestDelta], step_s: float) -> StepStats:
-        scheduler = self.scheduler
-        prompt = sum(plan.counts) - len(plan.samples)
-        new = scheduler.take_counters()
+        stats = self._state(step_s, deltas)
+        new = self.scheduler.take_counters()
+        stats.prompt_tokens = max(0, sum(plan.counts) - len(plan.samples))
+        stats.generated_tokens = sum(map(len, result.tokens))
+        stats.cached_tokens = new.cached_tokens
+        stats.queried_tokens = new.queried_tokens
+        stats.preemptions = new.preemptions
+        return stats
+
+    def _state(self, step_s: float, deltas: list[RequestDelta]) -> StepStats:
         return StepStats(
             step_s=step_s,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            kv_usage=scheduler.kv_usage,
-            prompt_tokens=max(0, prompt),
-            generated_tokens=sum(map(len, result.tokens)),
-            cached_tokens=new.cached_tokens,
-            queried_tokens=new.queried_tokens,
-            preemptions=new.preemptions,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            kv_usage=self.scheduler.kv_usage,
             finished=Counter(d.finish_reason for d in deltas if d.finish_reason is not None),
         )
 
     def shutdown(self) -> None:
         """Release the workers and close the journal; safe to call twice."""
+        self._closed = True
         self._executor.shutdown()
         if self._journal is not None:
             self._journal.close()

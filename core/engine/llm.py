@@ -6,9 +6,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from core.engine.build import EngineParts, build, load_from_kwargs
+from core.engine.interrupts import Interrupts, held_back
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
 from core.errors import InvalidRequest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Conversation = Sequence[Mapping[str, Any]]
 Progress = bool | Callable[..., Any]
+T = TypeVar("T")
 
 
 class LLM:
@@ -89,6 +91,8 @@ class LLM:
 
     def _render(self, messages: Conversation | Sequence[Conversation], options: dict[str, Any]) -> list[Prompt]:
         options["template_kwargs"] = options.pop("chat_template_kwargs", None)
+        if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+            raise InvalidRequest("messages", f"must be a conversation or a list of them, not {messages!r}.")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return [self._parts.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
 
@@ -100,15 +104,16 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         params = self._params(sampling_params, len(prompts))
-        ranks = _one_each("priority", priority, len(prompts))
+        ranks = [0] * len(prompts) if priority is None else _one_each("priority", priority, len(prompts))
         ids = [str(next(self._ids)) for _ in prompts]
-        try:
-            for request_id, prompt, sampling, rank in zip(ids, prompts, params, ranks, strict=True):
-                self.add_request(request_id, prompt, sampling, priority=rank)
-            done = {output.request_id: output for output in self._drain(len(prompts), use_tqdm)}
-        except BaseException:
-            self.abort(ids)
-            raise
+        with held_back() as interrupts:
+            try:
+                for request_id, prompt, sampling, rank in zip(ids, prompts, params, ranks, strict=True):
+                    self.add_request(request_id, prompt, sampling, priority=rank)
+                done = {output.request_id: output for output in self._drain(len(prompts), use_tqdm, interrupts)}
+            except BaseException:
+                self.abort(ids)
+                raise
         return [done[request_id] for request_id in ids]
 
     def _params(
@@ -119,15 +124,17 @@ class LLM:
         if isinstance(sampling_params, SamplingParams):
             listed = [sampling_params] * count
         else:
-            listed = list(sampling_params)
-            if len(listed) != count:
-                raise InvalidRequest("sampling_params", f"holds {len(listed)}, but there are {count} prompts.")
+            listed = _one_each("sampling_params", sampling_params, count)
+            for params in listed:
+                if not isinstance(params, SamplingParams):
+                    raise InvalidRequest("sampling_params", f"must be SamplingParams, not {params!r}.")
         return [p.clone(output_kind=RequestOutputKind.FINAL_ONLY) for p in listed]
 
-    def _drain(self, count: int, use_tqdm: Progress) -> Iterable[RequestOutput]:
+    def _drain(self, count: int, use_tqdm: Progress, interrupts: Interrupts) -> Iterable[RequestOutput]:
         bar = _progress_bar(use_tqdm, count)
         try:
             while self.has_unfinished_requests():
+                interrupts.check()
                 for output in self.step():
                     if output.finished:
                         bar.update(1)
@@ -236,13 +243,17 @@ def _listed(prompts: Any) -> list[Any]:
     """Return a list of prompts: a text, ids or a dict alone is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise InvalidRequest("prompts", f"must be a prompt or a list of prompts, not {prompts!r}.")
     listed = list(prompts)
     return [listed] if listed and isinstance(listed[0], int) else listed
 
 
-def _one_each(field: str, values: Sequence[int] | None, count: int) -> Sequence[int]:
-    if values is None:
-        return [0] * count
-    if len(values) != count:
-        raise InvalidRequest(field, f"holds {len(values)} values, but there are {count} prompts.")
-    return values
+def _one_each(field: str, values: Iterable[T], count: int) -> list[T]:
+    """Return the values as a list, having checked that there is one for each prompt."""
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+        raise InvalidRequest(field, f"must be a list with one value for each prompt, not {values!r}.")
+    listed = list(values)
+    if len(listed) != count:
+        raise InvalidRequest(field, f"holds {len(listed)} values, but there are {count} prompts.")
+    return listed

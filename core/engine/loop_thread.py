@@ -39,7 +39,7 @@ class LoopThread:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._error: BaseException | None = None
-        self._stopping = False
+        self._stopping = self._ended = False
         self.last_beat_s = time.monotonic()
         """When the loop last turned; a stale value while there is work means a step hangs."""
 
@@ -60,10 +60,9 @@ class LoopThread:
     def call(self, function: Callable[[], Any]) -> Future[Any]:
         """Run a function in the loop's thread, between steps; the future holds what it returns or raises."""
         future: Future[Any] = Future()
-        if self._stopping or self._error is not None:
-            future.set_exception(EngineDead(f"the engine has stopped: {self._error or 'shut down'}"))
-        else:
-            self._inbox.put((function, future))
+        self._inbox.put((function, future))
+        if self._ended:
+            self._refuse_waiting()
         return future
 
     def stop(self) -> None:
@@ -84,6 +83,7 @@ class LoopThread:
             log.exception("the engine loop has ended")
             self._died(error)
         finally:
+            self._ended = True  # before the inbox is emptied: whoever puts something in later sees it
             self._refuse_waiting()
             self._core.shutdown()
 
@@ -111,7 +111,10 @@ class LoopThread:
         return True
 
     def _refuse_waiting(self) -> None:
-        while not self._inbox.empty():
-            _, future = self._inbox.get()
-            if not future.done():
+        while True:
+            try:
+                _, future = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if future.set_running_or_notify_cancel():
                 future.set_exception(EngineDead(f"the engine has stopped: {self._error or 'shut down'}"))

@@ -69,6 +69,11 @@ class ClientRequest:
         """Say whether every sequence has ended."""
         return self.num_open == 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far, over all sequences."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences.values())
+
 
 class OutputProcessor:
     """Keeps the open requests and turns deltas into `RequestOutput`s."""
@@ -137,12 +142,13 @@ class OutputProcessor:
         """Return the ids of all requests that have not ended."""
         return list(self._by_request_id)
 
-    def drop(self, request_id: str) -> None:
-        """Forget a request whatever its state."""
+    def drop(self, request_id: str) -> ClientRequest | None:
+        """Forget a request whatever its state; return it, or None if it is unknown."""
         client = self._by_request_id.pop(request_id, None)
         if client is not None:
             for rid in client.sequences:
                 self._by_engine_id.pop(rid, None)
+        return client
 
     def process(self, deltas: Sequence[RequestDelta], now_s: float) -> tuple[list[RequestOutput], list[str]]:
         """Take deltas; return the outputs to show and the engine requests to abort (a stop text was found)."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, did_you_mean
 from core.types import PromptType
 
 if TYPE_CHECKING:
     from core.contracts import ChatRenderer, Tokenizer
+
+PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
+CHARS_PER_TOKEN: Final = 8
+"""A text with more characters than this for each token allowed is likely too long, so its beginning is read first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +35,53 @@ class Renderer:
         self.chat = chat
         self._chat_template = _read_template(chat_template)
 
-    def prompt(self, prompt: PromptType | Mapping[str, Any], add_special_tokens: bool = True) -> Prompt:
-        """Return the token ids of a text, of ids, or of a dict with one of them.
+    def prompt(
+        self,
+        prompt: PromptType | Mapping[str, Any],
+        add_special_tokens: bool = True,
+        *,
+        max_tokens: int | None = None,
+    ) -> Prompt:
+        """Return the token ids of a text, of ids, or of a dict with one of them; `max_tokens` as in `encode`.
 
         Raises `InvalidRequest` for anything else, and for text when there is no tokenizer.
         """
         if isinstance(prompt, str):
-            return Prompt(self.encode(prompt, add_special_tokens), prompt)
-        if isinstance(prompt, Mapping):
-            salt = prompt.get("cache_salt") or ""
-            if not isinstance(salt, str):
-                raise InvalidRequest("cache_salt", f"must be a text, not {salt!r}.")
-            ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
-            if ids is not None:
-                return Prompt(_ids(ids), text, salt)
-            if isinstance(text, str):
-                return Prompt(self.encode(text, add_special_tokens), text, salt)
-            raise InvalidRequest("prompt", "a prompt dict needs `prompt` (a text) or `prompt_token_ids`.")
-        return Prompt(_ids(prompt))
+            return Prompt(self.encode(prompt, add_special_tokens, max_tokens=max_tokens), prompt)
+        if not isinstance(prompt, Mapping):
+            return Prompt(_ids(prompt))
+        _check_keys(prompt)
+        ids, text, salt = (prompt.get(name) for name in ("prompt_token_ids", "prompt", "cache_salt"))
+        if salt is not None and not isinstance(salt, str):
+            raise InvalidRequest("cache_salt", f"must be a text, not {salt!r}.")
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest("prompt", f"must be a text, not {text!r}.")
+        if ids is not None:
+            return Prompt(_ids(ids), text, salt or "")
+        if text is not None:
+            return Prompt(self.encode(text, add_special_tokens, max_tokens=max_tokens), text, salt or "")
+        raise InvalidRequest("prompt", "a prompt dict needs `prompt` (a text) or `prompt_token_ids`.")
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids of a text."""
+    def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]:
+        """Return token ids of a text.
+
+        Raises `InvalidRequest` for what is no text. With `max_tokens`, a text that is far longer is refused after
+        its beginning was read: the time spent is bounded by the limit, not by the client.
+        """
         if self.tokenizer is None:
             raise InvalidRequest("prompt", "there is no tokenizer (skip_tokenizer_init); give token ids.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest("prompt", f"is not valid text: lone surrogate at character {error.start}.") from error
+        if max_tokens is not None:
+            _refuse_long(text, max_tokens, self.tokenizer)
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def messages(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
-        """Return the prompt of a conversation; options as in `ChatRenderer.render`."""
+    def messages(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, **options: Any
+    ) -> Prompt:
+        """Return the prompt of a conversation; options as in `ChatRenderer.render`, `max_tokens` as in `encode`."""
         if self.chat is None or self.tokenizer is None:
             raise InvalidRequest(
                 "messages", "this model has no chat renderer; use completions, or load one (`chat_template`)."
@@ -69,7 +89,29 @@ class Renderer:
         if options.get("chat_template") is None:
             options["chat_template"] = self._chat_template
         text = self.chat.render(messages, **options)
-        return Prompt(self.encode(text, add_special_tokens=False), text)
+        return Prompt(self.encode(text, add_special_tokens=False, max_tokens=max_tokens), text)
+
+
+def _refuse_long(text: str, max_tokens: int, tokenizer: Tokenizer) -> None:
+    """Raise `InvalidRequest` where ever longer beginnings of a long text show that it has too many tokens."""
+    size = CHARS_PER_TOKEN * max_tokens
+    while size < len(text):
+        num_tokens = len(tokenizer.encode(text[:size], add_special_tokens=False))
+        if num_tokens > max_tokens + CHARS_PER_TOKEN:  # the cut itself may have split a few tokens
+            raise InvalidRequest(
+                "prompt",
+                f"has {len(text)} characters, of which the first {size} are {num_tokens} tokens already, but the "
+                f"context holds {max_tokens}. Shorten it, or set truncate_prompt_tokens.",
+            )
+        size *= CHARS_PER_TOKEN
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    """Refuse what nobody would read; an empty value asks for nothing."""
+    for name, value in prompt.items():
+        if name not in PROMPT_KEYS and (value is not None and value != {}):
+            hint = did_you_mean(str(name), PROMPT_KEYS)
+            raise InvalidRequest(str(name), f"no plugin reads it; a prompt dict has {', '.join(PROMPT_KEYS)}{hint}.")
 
 
 def _ids(value: Any) -> list[int]:

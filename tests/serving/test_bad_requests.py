@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -106,7 +107,13 @@ def test_streams_name_ignored_fields_too(api):
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("temprature", "temperature"), ("max_token", "max_tokens"), ("topp", "top_p"), ("promt", "prompt")],
+    [
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("topp", "top_p"),
+        ("promt", "prompt"),
+        ("Top_P", "top_p"),
+    ],
 )
 def test_misspelt_field_is_refused_with_the_right_name(api, name, meant):
     error = api.complete("a", **{name: 1}).json()["error"]
@@ -142,3 +149,35 @@ def test_refusal_comes_before_the_headers_of_a_stream(api):
 def test_one_bad_prompt_refuses_the_whole_request(api):
     reply = api.complete(["fine", "x" * 500])
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_thousands_of_unknown_fields_are_refused_before_each_is_looked_at(api):
+    reply = api.complete("a", **{f"unknown_{i}": 1 for i in range(5000)})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "body")
+    assert "at most 100" in reply.json()["error"]["message"]
+
+
+def test_chat_names_its_own_field_for_a_prompt_too_long(api):
+    error = api.chat("x" * 500).json()["error"]
+    assert error["param"] == "messages"
+    assert error["message"].startswith("messages: ")
+
+
+def test_more_tokens_than_any_prompt_has_are_not_turned_into_text(api):
+    reply = api.call("POST", "/detokenize", json={"tokens": [65] * 3000})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_ours(api, caplog):
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    asyncio.run(api.server.app(scope, receive, send))
+    assert sent[0]["status"] == 499
+    assert not caplog.records

@@ -38,8 +38,10 @@ def test_names_are_these():
 
 def test_step_and_request_are_counted():
     sink = PrometheusSink(EngineConfig())
-    sink.step(StepStats(0.1, 3, 2, 0.25, 7, 5, 4, 7, 1, {"stop": 2, "unheard of": 1}))
+    sink.step(StepStats(0.1, 3, 2, 0.25, 7, 5, 4, 7, 1, {"stop": 1}))
     sink.request(RequestStats("stop", 7, 5, 1.0, 0.2))
+    sink.request(RequestStats("stop", 7, 0, 1.0, None))
+    sink.request(RequestStats("unheard of", 7, 0, 1.0, None))
     text = _text(sink)
     for line in (
         'engine_num_requests_running{model_name="scripted:"} 3.0',
@@ -54,3 +56,12 @@ def test_step_and_request_are_counted():
         'engine_time_per_output_token_seconds_sum{model_name="scripted:"} 0.2',
     ):
         assert line in text
+
+
+def test_state_after_an_abort_counts_as_no_step():
+    sink = PrometheusSink(EngineConfig())
+    sink.step(StepStats(0.1, 3, 0, 0.25))
+    sink.step(StepStats(0.0, 0, 0, 0.0, finished={"abort": 3}))
+    text = _text(sink)
+    assert 'engine_num_requests_running{model_name="scripted:"} 0.0' in text
+    assert 'engine_step_time_seconds_count{model_name="scripted:"} 1.0' in text

@@ -49,8 +49,9 @@ class PrometheusSink:
         self._output_sizes = self._histogram("request_generation_tokens", "Generated tokens per request.", _TOKENS)
 
     def step(self, stats: StepStats) -> None:
-        """Count one engine step."""
-        self._step_s.observe(stats.step_s)
+        """Count one engine step; a step of no time only says what is left after an abort."""
+        if stats.step_s:
+            self._step_s.observe(stats.step_s)
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_usage)
@@ -59,11 +60,10 @@ class PrometheusSink:
         self._preemptions.inc(stats.preemptions)
         self._queried.inc(stats.queried_tokens)
         self._hits.inc(stats.cached_tokens)
-        for reason, count in stats.finished.items():
-            self._finished.get(reason, self._finished["error"]).inc(count)
 
     def request(self, stats: RequestStats) -> None:
         """Count one finished request."""
+        self._finished.get(stats.finish_reason, self._finished["error"]).inc()
         self._e2e.observe(stats.e2e_s)
         self._prompt_sizes.observe(stats.prompt_tokens)
         self._output_sizes.observe(stats.generated_tokens)

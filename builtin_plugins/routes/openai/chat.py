@@ -60,11 +60,16 @@ class ChatCompletions:
         fields = parsed.fields
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
         head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), check_model(self._engine, fields.model))
-        job = await self._job(head, fields, parsed.others)
-        if not fields.stream:
-            body = await while_connected(request, self._whole(job))
-            return Response(msgspec.json.encode(body), media_type="application/json", headers=parsed.headers)
-        events = await while_connected(request, started(self._events(job)))
+        try:
+            job = await self._job(head, fields, parsed.others)
+            if not fields.stream:
+                body = await while_connected(request, self._whole(job))
+                return Response(msgspec.json.encode(body), media_type="application/json", headers=parsed.headers)
+            events = await while_connected(request, started(self._events(job)))
+        except InvalidRequest as error:
+            if error.field != "prompt":
+                raise
+            raise InvalidRequest("messages", str(error).removeprefix("prompt: ")) from error  # as the client knows it
         return EventStream(events, parsed.headers)
 
     async def _job(self, head: AnswerHead, fields: ChatFields, others: dict[str, Any]) -> _Job:
@@ -80,7 +85,7 @@ class ChatCompletions:
                 "chat_template", "is not taken from requests; --trust-request-chat-template allows it."
             )
         sampling = self._sampling(fields, others)
-        text, ids = await self._render(fields)
+        text, ids = await self._render(fields, whole=sampling.truncate_prompt_tokens is not None)
         generates = fields.add_generation_prompt is not False and not fields.continue_final_message
         last_message = fields.messages[-1]
         same_role = last_message.get("role") == self._options.response_role
@@ -111,13 +116,14 @@ class ChatCompletions:
         defaults = {"max_tokens": None, **self._engine.sampling_defaults}
         return sampling_params(others, defaults, stream=fields.stream, **decided)
 
-    async def _render(self, fields: ChatFields) -> tuple[str, list[int]]:
+    async def _render(self, fields: ChatFields, *, whole: bool) -> tuple[str, list[int]]:
         kwargs = dict(fields.chat_template_kwargs)
         if fields.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
         begins = fields.add_generation_prompt
         text, ids = await self._engine.render_chat(
             fields.messages,
+            whole=whole,
             tools=fields.tools or None,
             chat_template=fields.chat_template,
             add_generation_prompt=not fields.continue_final_message if begins is None else begins,
@@ -125,7 +131,7 @@ class ChatCompletions:
             template_kwargs=kwargs,
         )
         if fields.add_special_tokens:
-            ids = await self._engine.encode(text, True)
+            ids = await self._engine.encode(text, True, whole=whole)
         return text, ids
 
     def _run(self, job: _Job) -> Any:

@@ -87,7 +87,7 @@ class Completions:
             decided["extra_args"] = fields.vllm_xargs
         defaults = self._engine.sampling_defaults
         sampling = sampling_params(others, defaults, stream=fields.stream, **decided)
-        prompts = await self._prompts(fields)
+        prompts = await self._prompts(fields, whole=sampling.truncate_prompt_tokens is not None)
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise InvalidRequest(
                 "n", f"{sampling.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences in one request."
@@ -96,13 +96,14 @@ class Completions:
         as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
         return _Job(head, fields, sampling, prompts, scores_only, as_ids)
 
-    async def _prompts(self, fields: CompletionFields) -> list[dict[str, Any]]:
+    async def _prompts(self, fields: CompletionFields, *, whole: bool) -> list[dict[str, Any]]:
         """Return every prompt with its token ids, so that all are known to be good before one starts."""
         prompts = split_prompts(fields.prompt)
         out: list[dict[str, Any]] = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                ids = await self._engine.encode(prompt, fields.add_special_tokens)
+                ids = await self._engine.encode(prompt, fields.add_special_tokens, whole=whole)
+                await asyncio.sleep(0)  # a thousand texts must not hold up every other stream
                 out.append({"prompt": prompt, "prompt_token_ids": ids})
             else:
                 out.append({"prompt_token_ids": prompt})

@@ -15,6 +15,9 @@ from starlette.routing import Route
 from builtin_plugins.routes.body import Parsed, read_request
 from core.api import EngineConfig, InvalidRequest
 
+_CONTEXTS = 8
+"""Times the context length that one request may turn into text."""
+
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
     """Body of `/tokenize`: a prompt or messages."""
@@ -81,7 +84,9 @@ class TokenizeRoutes:
     async def _detokenize(self, request: Request) -> Response:
         parsed = await read_request(request, DetokenizeFields, strict=self._strict)
         self._check(parsed.fields.model)
-        vocab_size = self._engine.vocab_size
+        vocab_size, most = self._engine.vocab_size, _CONTEXTS * self._engine.max_model_len
+        if len(parsed.fields.tokens) > most:
+            raise InvalidRequest("tokens", f"holds {len(parsed.fields.tokens)} tokens, at most {most} are allowed.")
         for token in parsed.fields.tokens:
             if not 0 <= token < vocab_size:
                 raise InvalidRequest("tokens", f"token id {token} is outside the vocabulary of {vocab_size}.")

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from core.api import EngineDead, EngineError, InvalidRequest, RequestFailed
 
@@ -50,6 +51,8 @@ def describe(error: BaseException) -> ErrorAnswer:
         return ErrorAnswer(503, str(error), "server_error", code="engine_dead")
     if isinstance(error, EngineError):
         return _from_engine(error)
+    if isinstance(error, ClientDisconnect):
+        return ErrorAnswer(499, "the client left before its request was whole.", "invalid_request_error")
     if isinstance(error, TimeoutError):
         return ErrorAnswer(504, "the request took too long inside the server.", "server_error", code="timeout")
     log.error("a request failed in a way nobody foresaw", exc_info=error)

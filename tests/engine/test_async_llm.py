@@ -1,0 +1,150 @@
+"""`AsyncLLM` under everything callers do to it: cancelling, aborting, leaving, and using it in the wrong place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from core import AsyncLLM, SamplingParams
+from core.errors import EngineDead, InvalidRequest
+from core.types import RequestOutput, RequestOutputKind
+
+LONG = "a text that is tokenized in a thread " * 400
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
+    engine = AsyncLLM(
+        "scripted:", max_model_len=256, num_gpu_blocks_override=300, block_size=4, async_scheduling=request.param
+    )
+    yield engine
+    engine.shutdown()
+
+
+async def last(engine: AsyncLLM, prompt: Any, request_id: str, **params: Any) -> RequestOutput:
+    final = None
+    async for output in engine.generate(prompt, SamplingParams(**{"max_tokens": 200, **params}), request_id):
+        final = output
+    assert final is not None
+    return final
+
+
+async def assert_nothing_left(engine: AsyncLLM) -> None:
+    scheduler = engine._parts.core.scheduler
+    for _ in range(1000):
+        if not scheduler.has_work and not engine._parts.core.has_work:
+            break
+        await asyncio.sleep(0.005)
+    scheduler.check()
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage) == (0, 0, 0)
+    outputs = engine._outputs
+    assert (len(outputs), len(outputs._by_engine_id), len(engine._mailboxes)) == (0, 0, 0)
+
+
+def test_cancelled_aborted_and_abandoned_requests_leave_nothing(engine: AsyncLLM) -> None:
+    draw = random.Random(4)
+
+    async def cancelled(i: int) -> None:
+        task = asyncio.ensure_future(last(engine, "x" * draw.randint(1, 50), f"c{i}", n=draw.randint(1, 3)))
+        await asyncio.sleep(draw.random() * 0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def aborted(i: int) -> None:
+        task = asyncio.ensure_future(last(engine, "x" * 50, f"a{i}", n=draw.randint(1, 3), ignore_eos=True))
+        await asyncio.sleep(draw.random() * 0.1)
+        await engine.abort(f"a{i}")
+        await engine.abort(f"a{i}")
+        reasons = {completion.finish_reason for completion in (await task).outputs}
+        assert reasons <= {"abort", "length"}
+
+    async def broken(i: int) -> None:
+        with contextlib.suppress(ZeroDivisionError):
+            async for _ in engine.generate("abc" * 20, SamplingParams(max_tokens=100), f"b{i}"):
+                raise ZeroDivisionError
+
+    async def main() -> None:
+        await asyncio.gather(*(f(i) for i in range(60) for f in (cancelled, aborted, broken)))
+        await assert_nothing_left(engine)
+
+    asyncio.run(main())
+
+
+def test_of_two_requests_with_one_id_one_is_refused(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        runs = [last(engine, LONG, "same", truncate_prompt_tokens=20, max_tokens=3) for _ in range(3)]
+        results = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 20)
+        assert [isinstance(result, RequestOutput) for result in results].count(True) == 1
+        assert [isinstance(result, InvalidRequest) for result in results].count(True) == 2
+        await assert_nothing_left(engine)
+
+    asyncio.run(main())
+
+
+def test_a_second_event_loop_is_refused_while_the_first_is_in_use(engine: AsyncLLM) -> None:
+    said: list[Any] = []
+
+    def elsewhere() -> None:
+        try:
+            said.append(asyncio.run(last(engine, "x", "other")))
+        except RuntimeError as error:
+            said.append(str(error))
+
+    async def main() -> None:
+        task = asyncio.ensure_future(last(engine, "mine " * 20, "mine"))
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        if not isinstance(said[0], RequestOutput):  # else `mine` had ended before
+            assert "one event loop" in said[0]
+        assert (await asyncio.wait_for(task, 20)).outputs[0].text == "mine " * 20
+
+    asyncio.run(main())
+    assert asyncio.run(last(engine, "later", "later")).outputs[0].text == "later"
+
+
+def test_open_and_later_requests_end_with_the_engine(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(last(engine, "x" * 100, "open", ignore_eos=True))
+        await asyncio.sleep(0.01)
+        engine.shutdown()
+        engine.shutdown()
+        for work in (task, last(engine, "x", "later"), engine.reset_prefix_cache()):
+            with pytest.raises(EngineDead):
+                await asyncio.wait_for(work, 20)
+        assert len(engine._outputs) == 0
+
+    asyncio.run(main())
+
+
+def test_every_request_is_measured_once(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        await last(engine, "abcdef", "stopped", stop=["d"])
+        await last(engine, "abcdef", "cut", max_tokens=2)
+        async for _ in engine.generate("x" * 50, SamplingParams(max_tokens=100, ignore_eos=True), "left"):
+            break
+        with pytest.raises(InvalidRequest):
+            await last(engine, "x" * 500, "refused")
+        await assert_nothing_left(engine)
+
+    asyncio.run(main())
+    sink: Any = next(guarded.sink for guarded in engine.sinks.guarded if hasattr(guarded.sink, "expose"))
+    lines = sink.expose()[0].decode().splitlines()
+    counts = {line.split('"')[1]: line.split()[-1] for line in lines if line.startswith("engine_request_success_total")}
+    assert counts == {"stop": "1.0", "length": "1.0", "abort": "1.0", "error": "0.0"}
+    assert 'engine_num_requests_running{model_name="scripted:"} 0.0' in lines
+
+
+def test_deltas_joined_are_the_whole_text(engine: AsyncLLM) -> None:
+    async def main() -> str:
+        params = SamplingParams(max_tokens=200, output_kind=RequestOutputKind.DELTA, stop=["never"])
+        return "".join([o.outputs[0].text async for o in engine.generate("dé🦊中" * 9, params, "d")])
+
+    assert asyncio.run(main()) == "dé🦊中" * 9
