@@ -1,0 +1,29 @@
+"""The proof of a quick start: a tiny model's first token comes soon after what torch and transformers take alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from core.testing.checkpoints import make_checkpoint
+
+ROUNDS = 3
+LIMIT = 1.5
+"""Times `import torch, transformers`; about 0.9 is measured (benchmarks/startup)."""
+GENERATE = "import sys; from core.cli.main import main; sys.exit(main())"
+
+
+def seconds(*arguments: str) -> float:
+    started = time.perf_counter()
+    subprocess.run((sys.executable, "-c", *arguments), check=True, capture_output=True, timeout=120)
+    return time.perf_counter() - started
+
+
+def test_first_token_within_one_and_a_half_times_the_imports(tmp_path: Path) -> None:
+    model = str(make_checkpoint("LlamaForCausalLM", tmp_path))
+    command = (GENERATE, "generate", model, "--prompt", "hello", "--max-tokens", "1", "--ignore-eos")
+    pairs = [(seconds("import torch, transformers"), seconds(*command)) for _ in range(ROUNDS)]
+    imports, first = (min(times) for times in zip(*pairs, strict=True))
+    assert first <= LIMIT * imports, f"first token after {first:.2f} s, imports alone {imports:.2f} s"
