@@ -1,6 +1,6 @@
 """GPT-NeoX and Pythia: attention and MLP in parallel, partial rotary positions, query, key and value fused by head."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import AttentionSpec, DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
 
 NAMES = WeightNames(
     embed="gpt_neox.embed_in",
@@ -26,11 +26,12 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a GPT-NeoX config."""
     facts = ModelFacts(hf_config)
     norm = NormSpec("layer", eps=facts.number("layer_norm_eps", 1e-5), bias=True)
-    size = facts.heads()["head_size"]
+    heads = facts.count("num_attention_heads")
+    size = facts.head_size(facts.count("hidden_size"), heads)
     rope = facts.rope(size, share=0.25, theta_name="rotary_emb_base", share_name="rotary_pct")
     bias = facts.flag("attention_bias", True)
     layer = LayerSpec(
-        attention=facts.attention(rope=rope, qkv_bias=bias, out_bias=bias),
+        attention=AttentionSpec(heads=heads, kv_heads=heads, head_size=size, rope=rope, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
         attention_in=norm,
         mlp_in=norm,
