@@ -65,34 +65,60 @@ class Detokenizer:
 
 
 class StopTexts:
-    """Finds the first of several texts in a growing output, linear in its length."""
+    """Finds the first of several texts in a growing output, linear in its length.
 
-    __slots__ = ("_include", "_longest", "_stops", "text")
+    Each text has an automaton (Knuth, Morris, Pratt) that knows how much of it stands at the end of the output, so
+    that a stream holds back what may yet become a stop text, and nothing else.
+    """
+
+    __slots__ = ("_fallbacks", "_include", "_matched", "_stops", "text")
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         self._stops = tuple(stops)
-        self._longest = max((len(stop) for stop in stops), default=0)
+        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
         self._include = include
         self.text = ""
 
     @property
     def held_back(self) -> int:
         """Characters at the end that may yet turn out to belong to a stop text."""
-        return 0 if self._include or not self._longest else self._longest - 1
+        return 0 if self._include else max(self._matched, default=0)
 
     def append(self, text: str, may_stop: bool = True) -> str | None:
         """Add text; return the stop text that ended the output, having cut the output at it."""
-        start = max(0, len(self.text) - self._longest + 1)
-        self.text += text
-        if not text or not may_stop:
-            return None
         best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            at = self.text.find(stop, start)
-            if at >= 0 and (best is None or (at, -len(stop)) < best[:2]):
-                best = (at, -len(stop), stop)
+        for i, stop in enumerate(self._stops):
+            end = self._advance(i, text, may_stop)
+            if end is not None:
+                start = len(self.text) + end - len(stop)
+                best = min(best or (start, -len(stop), stop), (start, -len(stop), stop))
+        self.text += text
         if best is None:
             return None
-        at, _, stop = best
-        self.text = self.text[: at + len(stop)] if self._include else self.text[:at]
+        start, _, stop = best
+        self.text = self.text[: start + len(stop)] if self._include else self.text[:start]
         return stop
+
+    def _advance(self, i: int, text: str, may_stop: bool) -> int | None:
+        """Feed text to one automaton; return how many characters of it complete the stop text, if any do."""
+        stop, fallbacks, matched = self._stops[i], self._fallbacks[i], self._matched[i]
+        for end, char in enumerate(text, 1):
+            while matched and (matched == len(stop) or stop[matched] != char):
+                matched = fallbacks[matched]
+            matched += stop[matched] == char
+            if may_stop and matched == len(stop):
+                return end
+        self._matched[i] = matched
+        return None
+
+
+def _fallbacks(stop: str) -> list[int]:
+    """Return, for each length of a beginning, that of the longest shorter beginning that it ends with."""
+    fallbacks = [0, 0]
+    for char in stop[1:]:
+        length = fallbacks[-1]
+        while length and stop[length] != char:
+            length = fallbacks[length]
+        fallbacks.append(length + (stop[length] == char))
+    return fallbacks

@@ -81,3 +81,29 @@ class TestStopTexts:
                 break
         assert (found is not None) == (stop in text)
         assert stops.text == text.split(stop)[0]
+
+    def test_only_what_may_become_a_stop_text_is_held_back(self) -> None:
+        stops = StopTexts(["\nUser:", "aab"], include=False)
+        held = []
+        for text in ("hello", "\n", "Us", "x", "a", "a", "a"):
+            stops.append(text)
+            held.append(stops.held_back)
+        assert held == [0, 1, 3, 0, 1, 2, 2]
+
+    @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+    def test_what_was_shown_is_never_taken_back(self, text: str, given_stops: list[str]) -> None:
+        stops = StopTexts(given_stops, include=False)
+        shown = ""
+        for char in text:
+            found = stops.append(char)
+            assert stops.text.startswith(shown)
+            if found:
+                break
+            shown = stops.text[: len(stops.text) - stops.held_back]
+            assert not any(stop.startswith(char) for stop in given_stops) or stops.held_back > 0
+
+    def test_a_text_may_begin_before_stopping_is_allowed(self) -> None:
+        stops = StopTexts(["abc"], include=False)
+        assert stops.append("abcab", may_stop=False) is None
+        assert stops.append("c") == "abc"
+        assert stops.text == "abc"

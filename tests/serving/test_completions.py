@@ -164,3 +164,15 @@ def test_failure_in_the_middle_of_a_stream_is_its_last_event(api, read_events):
     chunks = read_events(api.complete("abcdef", stream=True))
     assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == ["a", "b"]
     assert chunks[-1]["error"]["code"] == "request_failed"
+
+
+def test_streamed_offsets_are_those_of_the_whole_answer(api, read_events):
+    fields = {"logprobs": 1, "echo": True, "max_tokens": 20}
+    whole = api.complete("é中x", **fields).json()["choices"][0]["logprobs"]["text_offset"]
+    streamed = [
+        offset
+        for chunk in read_events(api.complete("é中x", stream=True, **fields))
+        for choice in chunk["choices"]
+        for offset in choice["logprobs"]["text_offset"]
+    ]
+    assert streamed == whole

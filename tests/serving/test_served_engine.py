@@ -178,6 +178,24 @@ def test_sigterm_lets_open_streams_finish():
     assert status == 0
 
 
+def test_new_requests_are_refused_while_open_ones_finish_and_the_second_signal_cuts_them():
+    process, url = start("--scripted-tokens-per-second", "20")
+    body = {"prompt": "0123456789" * 30, "max_tokens": 300, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        for _ in range(100):  # until the signal has arrived
+            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+            if refused.status_code == 503:
+                break
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "draining"
+    assert stop(process) == 0
+
+
 def _text(lines):
     events = [line.removeprefix("data: ") for line in lines if line]
     assert events[-1] == "[DONE]"

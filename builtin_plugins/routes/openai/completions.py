@@ -136,16 +136,17 @@ class Completions:
     async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
         usage = Usage(self._options.cached_details)
         final, always = shows_usage(job.fields, self._options)
-        lengths: dict[int, int] = {}
+        ends: dict[int, int] = {}
         stream = merged([sound(run) for run in self._run(job)])
         try:
             async for i, output in stream:
                 usage.count(i, output)
                 for completion in output.outputs:
                     index = i * job.sampling.n + completion.index
-                    first = index not in lengths
-                    choice = self._choice(job, i, output, completion, first=first, offset=lengths.get(index, 0))
-                    lengths[index] = lengths.get(index, 0) + len(choice["text"])
+                    offset = ends.get(index, 0)
+                    choice = self._choice(job, i, output, completion, first=index not in ends, offset=offset)
+                    tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else ()
+                    ends[index] = offset + sum(map(len, tokens))  # as a whole answer counts: token by token
                     more = {"usage": usage.as_json() if always else None} if final else {}
                     yield event(job.head.with_choices([choice], **more))
         finally:

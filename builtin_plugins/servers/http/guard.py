@@ -5,6 +5,7 @@ Plain ASGI, so that it costs next to nothing per streamed chunk and routes of pl
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
@@ -51,6 +52,11 @@ class Guard:
         try:
             self._admit(scope)
             await self._app(scope, _limited(receive, self._max_bytes), answer.send)
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+            detail = {"message": "the server was stopped before the answer was complete.", "code": "draining"}
+            await answer.fail(describe(HTTPException(503, detail)))
         except Exception as error:  # noqa: BLE001 - the last boundary: every exception becomes an answer
             await answer.fail(describe(error))
 

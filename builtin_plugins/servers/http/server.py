@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -20,6 +21,7 @@ from builtin_plugins.servers.http.app import EngineApp
 from core.api import ConfigError, EngineConfig, RouteGroup
 
 _BACKLOG = 2048
+_POLL_S = 0.05
 
 
 class HttpServer:
@@ -78,6 +80,17 @@ class _Server(uvicorn.Server):
         if self.started:
             sys.stdout.write(self._ready_line + "\n")
             sys.stdout.flush()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let open requests end while new ones get a 503, then close; the second signal ends them with an error."""
+        while self.server_state.tasks and not self.force_exit:
+            await asyncio.sleep(_POLL_S)
+        if self.force_exit:
+            for task in list(self.server_state.tasks):
+                task.cancel()
+            self.config.timeout_graceful_shutdown = 1  # for clients that do not read what they are told
+            self.force_exit = False
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: cut."""
