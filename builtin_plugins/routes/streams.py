@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -106,6 +107,11 @@ async def _chain(first: list[T], rest: AsyncIterator[T]) -> AsyncGenerator[T]:
 
 async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
     """Yield (stream index, item) from all streams as they come; closing it closes them all."""
+    if len(streams) == 1:  # the usual case, without a task for each item
+        async with contextlib.aclosing(_chain([], streams[0])) as only:
+            async for item in only:
+                yield 0, item
+        return
     waiting = {asyncio.ensure_future(_next(stream)): i for i, stream in enumerate(streams)}
     try:
         while waiting:
