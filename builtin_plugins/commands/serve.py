@@ -31,11 +31,14 @@ class Serve:
         registry = context.registry
         server = registry.choose("servers")
         parts = [(registered, registry.load(registered)) for registered in (server, *registry.entries("routes"))]
+        (_, make_server), *groups = parts
+        if hasattr(make_server, "check"):
+            with registry.blame(server):
+                make_server.check(context.config)
         from core import AsyncLLM  # lazy: torch is slow to import, and what is missing is said before
 
         engine = AsyncLLM.from_config(context.config, registry)
         try:
-            (_, make_server), *groups = parts
             made = {}
             for registered, make in groups:
                 with registry.blame(registered):

@@ -18,7 +18,11 @@ class RouteGroup(Protocol):
 
 
 class Server(Protocol):
-    """Accepts connections and serves the chosen route groups. Constructed with (engine, config, groups by name)."""
+    """Accepts connections and serves the chosen route groups. Constructed with (engine, config, groups by name).
+
+    Optional: a static method `check(config)` that raises `ConfigError` for settings that cannot work (an address in
+    use), called before the model is loaded.
+    """
 
     def run(self) -> int:
         """Serve until told to stop; return the exit status."""

@@ -39,9 +39,14 @@ class HttpServer:
         """The ASGI application, for tests and other servers."""
         self._names = ", ".join(engine.served_names)
 
+    @staticmethod
+    def check(config: EngineConfig) -> None:
+        """Raise `ConfigError` when the address cannot be listened on, before a model is loaded in vain."""
+        _listen(*_address(config.options)).close()
+
     def run(self) -> int:
         """Serve until told to stop. Raises `ConfigError` when the address cannot be listened on."""
-        host, port = self._options.get("host") or "127.0.0.1", self._options.get("port", 8000)
+        host, port = _address(self._options)
         listener = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{listener.getsockname()[1]}{self._options.get('root_path') or ''}"
@@ -111,6 +116,10 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _address(options: Mapping[str, Any]) -> tuple[str, int]:
+    return options.get("host") or "127.0.0.1", options.get("port", 8000)
 
 
 def _listen(host: str, port: int) -> socket.socket:

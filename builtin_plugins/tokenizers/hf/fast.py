@@ -34,10 +34,14 @@ class FastTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; special tokens written in the text become their ids."""
         if not add_special_tokens or self._around is None:
-            ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
+            return self._encode(text, add_special_tokens)
         before, after = self._around
-        return [*before, *self._inner.encode(text, add_special_tokens=False).ids, *after]
+        return [*before, *self._encode(text, False), *after]
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # A batch of one: `encode` itself keeps the interpreter lock, and a long text would stop every stream.
+        ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
