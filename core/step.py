@@ -8,10 +8,33 @@ later plan lists it in `ended`.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from core.kv_spec import LayerKV
 from core.types import SamplingParams
+
+MIN_CONTENT_HASH_BYTES: Final = 16
+
+
+class Span(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """A stretch of a prompt whose token ids are placeholders: what is cached of it depends on the content instead."""
+
+    start: int
+    length: int
+    domain: str
+    """What kind of content it is and how it was prepared, "image" for example."""
+    content_hash: bytes
+    """Of the content in the form the model takes; at least 16 bytes, made by a hash nobody finds collisions of."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a span that identifies nothing."""
+        if self.start < 0 or self.length < 1 or len(self.content_hash) < MIN_CONTENT_HASH_BYTES:
+            raise ValueError(
+                f"span of {self.length} tokens at {self.start} with a content hash of {len(self.content_hash)} bytes: "
+                f"it starts at 0 or later, has a token, and a hash of at least {MIN_CONTENT_HASH_BYTES} bytes."
+            )
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -29,6 +52,10 @@ class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
     arrival_s: float = 0.0
     cache_salt: str = ""
     """Prefix-cache entries are shared only between requests with an equal salt."""
+    cache_domains: tuple[tuple[str, bytes], ...] = ()
+    """Likewise for contents that bear on the whole request: (domain, content hash), an adapter's for example."""
+    spans: tuple[Span, ...] = ()
+    """Where the prompt's token ids are placeholders for contents."""
     output_token_ids: list[int] = []
     """Tokens already generated (and sent) by an earlier life of the request; generation goes on after them."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -34,19 +36,50 @@ class SchedulingPolicy(Protocol):
         """Return the sort key: the smallest runs first, the largest is preempted first."""
 
 
+class MayStart(IntEnum):
+    """What `may_start` answers; True and False serve for START and PARK."""
+
+    PARK = 0
+    """Wait outside the queue until `Scheduler.wake(request_id)`."""
+    START = 1
+    RESERVE = 2
+    """Likewise, but with blocks for every known token, which `reserved` is shown."""
+
+
 class SchedulerExtension(Protocol):
     """The scheduler half of a feature. Every method is optional; those present are called.
 
-    `request` is the scheduler's own record; extensions read `request_id`, `num_tokens`, `sampling`.
+    `request` is the scheduler's own record; extensions read `request_id`, `num_tokens`, `sampling`. From within
+    its methods an extension calls the scheduler it was attached to; what happens elsewhere reaches the scheduler
+    through the engine, which records it.
     """
 
     name: str
 
-    def may_start(self, request: Any) -> bool:
-        """Return False to park the request outside the queue until `Scheduler.wake(request_id)`."""
+    def attach(self, scheduler: Any) -> None:
+        """Take the scheduler to call `wake`, `release` and `recompute` of; called once, before all others."""
+
+    def may_start(self, request: Any) -> bool | MayStart:
+        """Say whether the request at the head of the queue may start; asked again after every wake and preemption.
+
+        While blocks are reserved, others may have to wait until the wake: it must not depend on their progress.
+        A request that reserves waits at the head until its blocks are free, keeps them until it starts or ends,
+        and once woken starts before all others. It starts at once, without `reserved`, where that many blocks
+        never are free (a local attention's may be fewer than a prompt's).
+        """
+
+    def reserved(self, request: Any, tables: Sequence[Sequence[int]], num_local: int) -> None:
+        """See the block ids per KV group that a request is parked with, for its tokens from the first to the last.
+
+        The first `num_local` tokens are in the cache, in blocks shared with others: write behind them only. Keep
+        the blocks in `finished` if the request ends while something still writes to them.
+        """
 
     def cached_tokens(self, request: Any, num_local: int) -> int:
-        """Return tokens available beyond the `num_local` found in the prefix cache (a remote cache)."""
+        """Return tokens available beyond the first `num_local`: in a remote cache, or loaded since `reserved`.
+
+        Every block that a token behind them reads must hold all of its tokens: it may be found by others.
+        """
 
     def extra_tokens(self, request: Any) -> int:
         """Return tokens to plan beyond the known ones (drafts)."""
@@ -58,7 +91,10 @@ class SchedulerExtension(Protocol):
         """The request ended; return True to keep its blocks until `Scheduler.release(request_id)`."""
 
     def result(self, payload: bytes) -> None:
-        """Take what the worker half returned."""
+        """Take what the worker half returned, before the tokens of the step are read.
+
+        Of a load that failed call `Scheduler.recompute(request_id, position)` here, and no wrong token leaves.
+        """
 
 
 class RunnerExtension(Protocol):

@@ -10,14 +10,16 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from operator import mul
 from typing import Final
 
 from core.kv.layout import NULL_BLOCKS
 from core.kv.pool import BlockPool
-from core.kv.prefix import chain_root, extend_chain
+from core.kv.prefix import chain_root, extend_chain, span_marks
 from core.kv.reach import first_needed, peak_blocks
 from core.kv_spec import FullAttention, KVLayout
+from core.step import Span
 
 Appended = list[tuple[int, list[int]]]
 """(group, block ids appended to its table), groups without any left out."""
@@ -46,8 +48,14 @@ class Lease:
     capacity: int = 0
     """Tokens that have a place in every group."""
     keys: list[bytes] = field(default_factory=list)
+    marks: Mapping[int, bytes] = field(default_factory=dict)
+    """What keys cover besides tokens (see `core.kv.prefix`)."""
     offered: int = 0
     """Leading tokens whose blocks were offered to the prefix cache."""
+    num_found: int = 0
+    """Leading tokens that were found there when it was last admitted."""
+    offered_since: int = sys.maxsize
+    """Last step issued before it first offered blocks since it was last admitted."""
 
 
 class KVManager:
@@ -119,10 +127,11 @@ class KVManager:
 
     # --- a request's blocks ------------------------------------------------------------------------------
 
-    def open(self, salt: str = "", extras: Mapping[str, bytes] | None = None) -> Lease:
-        """Return an empty lease; `extras` are content hashes that the cached keys and values depend on."""
-        count = len(self._groups)
-        return Lease(chain_root(self.identity, salt, extras or {}), [[] for _ in range(count)], [0] * count)
+    def open(self, salt: str = "", extras: Iterable[tuple[str, bytes]] = (), spans: Iterable[Span] = ()) -> Lease:
+        """Return an empty lease; cached keys and values depend on the (domain, content hash) of `extras` and `spans`."""
+        root, count = chain_root(self.identity, salt, extras), len(self._groups)
+        marks = span_marks(spans, self.layout.hash_block_size)
+        return Lease(root, [[] for _ in range(count)], [0] * count, marks=marks)
 
     def find(self, lease: Lease, tokens: Sequence[int], most: int) -> Hit:
         """Return the longest prefix of at most `most` tokens that every group can serve; changes nothing held.
@@ -133,23 +142,27 @@ class KVManager:
         if not self.prefix_caching or not length:
             return Hit()
         self._hash(lease, tokens, length)
-        before = -1
-        while length and length != before:
-            before = length
-            for index in range(len(self._groups)):
-                length = self._longest_hit(index, lease.keys, length)
+        index = agreed = 0
+        while length and agreed < len(self._groups):
+            before, length = length, self._longest_hit(index, lease.keys, length)
+            agreed = agreed + 1 if length == before else 1
+            index = (index + 1) % len(self._groups)
         return Hit(length, [self._hit_blocks(i, lease.keys, length) for i in range(len(self._groups))])
 
     def _longest_hit(self, index: int, keys: Sequence[bytes], length: int) -> int:
         """Return the longest aligned prefix up to `length` whose needed blocks are all cached in one group."""
         group, links = self._groups[index], self._links(index)
         size, found = group.block_size, self._pool_of[index].find(index)
-        block = length // size - 1
-        while block >= first_needed(group.spec, length) // size:
+        if index not in self._local:
+            wanted = keys[links - 1 : length // size * links : links]
+            missing = next(filterfalse(found.__contains__, wanted), None)
+            return length if missing is None else wanted.index(missing) * size // self._align * self._align
+        block, low = length // size - 1, first_needed(group.spec, length) // size
+        while block >= low:
             if keys[(block + 1) * links - 1] not in found:
                 # Every longer prefix whose window reaches this block fails too; what lies before is still open.
                 length = block * size // self._align * self._align
-                block = min(block, length // size)
+                block, low = min(block, length // size), first_needed(group.spec, length) // size
             block -= 1
         return length
 
@@ -157,7 +170,7 @@ class KVManager:
         group, links = self._groups[index], self._links(index)
         found = self._pool_of[index].find(index)
         low = first_needed(group.spec, length) // group.block_size
-        return [found[keys[(b + 1) * links - 1]] for b in range(low, length // group.block_size)]
+        return [found[key] for key in keys[(low + 1) * links - 1 : length // group.block_size * links : links]]
 
     def _links(self, index: int) -> int:
         return self._groups[index].block_size // self.layout.hash_block_size
@@ -168,10 +181,13 @@ class KVManager:
         Room for `reserve` tokens, computed in steps of at most `max_step_tokens`, must be free though not all
         of it is taken now: who starts should not soon have to stop again.
         """
-        wanted = [0] * len(self._pools)
+        wanted, found = [0] * len(self._pools), []
         for index, group in enumerate(self._groups):
             size, blocks = group.block_size, hit.blocks[index] if hit.blocks else ()
-            low = max(hit.num_tokens, first_needed(group.spec, start)) // size
+            needed, ahead = first_needed(group.spec, start) // size, hit.num_tokens // size
+            blocks = blocks[max(0, needed - ahead + len(blocks)) :]  # without what lies before the window of `start`
+            found.append(blocks)
+            low = max(ahead, needed)
             most = peak_blocks(group.spec, size, reserve, max_step_tokens) - len(blocks)
             fresh = max(-(-end // size) - low, min(-(-reserve // size) - low, most))
             refs = self._pool_of[index].refs
@@ -180,11 +196,12 @@ class KVManager:
             return False
         if hit.num_tokens:
             for index, group in enumerate(self._groups):
-                blocks = hit.blocks[index]
+                blocks = found[index]
                 self._pool_of[index].touch(blocks)
                 lease.first[index] = hit.num_tokens // group.block_size - len(blocks)
                 lease.tables[index] = [0] * lease.first[index] + list(blocks)
-            lease.offered = hit.num_tokens
+        lease.offered = lease.num_found = hit.num_tokens
+        lease.offered_since = sys.maxsize
         self.extend(lease, start, end)
         return True
 
@@ -245,17 +262,18 @@ class KVManager:
         if not self.prefix_caching or end - end % smallest <= lease.offered:
             return
         self._hash(lease, tokens, end)
+        lease.offered_since = min(lease.offered_since, self._issued)
         keys = lease.keys
         for index, size in enumerate(self._sizes):
             links, table, pool = size // smallest, lease.tables[index], self._pool_of[index]
             for block in range(lease.offered // size, end // size):
                 if table[block]:
-                    pool.remember(index, keys[(block + 1) * links - 1], table[block])
+                    pool.remember(index, keys[(block + 1) * links - 1], table[block], self._issued)
         lease.offered = end - end % smallest
 
     def _hash(self, lease: Lease, tokens: Sequence[int], end: int) -> None:
         size = self.layout.hash_block_size
-        extend_chain(lease.keys, lease.root, tokens, size, end // size)
+        extend_chain(lease.keys, lease.root, tokens, size, end // size, lease.marks)
 
     def close(self, lease: Lease, *, forget: bool = False) -> None:
         """Give back everything; the lease is empty afterwards and may be used again. Safe to call twice.
@@ -307,7 +325,25 @@ class KVManager:
     def distrust_all(self) -> None:
         """Forget every cached prefix, in use or not: a step failed, and nobody knows what it wrote."""
         for pool in self._pools:
-            pool.forget_all()
+            pool.forget_since(0)
+
+    def distrust(self, lease: Lease, computed: Sequence[int], position: int) -> None:
+        """Forget every cached prefix that may contain or come from what `lease` has held at or after `position`.
+
+        Whatever was computed from these blocks was offered after they were; where they were found in the cache
+        themselves, nobody knows since when they are wrong, and everything is forgotten. What the lease holds of
+        `computed` before `position` is offered again.
+        """
+        for pool in self._pools:
+            pool.forget_since(lease.offered_since if position >= lease.num_found else 0)
+        if lease.capacity:
+            lease.offered = 0
+            self.commit(lease, computed, min(position, len(computed)))
+
+    def shares(self, lease: Lease, other: Lease, position: int) -> bool:
+        """Say whether what `other` holds at `position` may come from `lease`: then their tokens are equal so far."""
+        link = slice(position // self.layout.hash_block_size, position // self.layout.hash_block_size + 1)
+        return lease is other or (lease.keys[link] == other.keys[link] != [])
 
     def check(self, leases: Iterable[Lease]) -> None:
         """Assert that the blocks of exactly these leases, and of steps in flight, are referenced."""

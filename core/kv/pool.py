@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from core.kv.layout import NULL_BLOCKS
 
@@ -15,7 +16,7 @@ class BlockPool:
     found and revived until it is taken from the front. Block 0 is the null block: never taken, never counted.
     """
 
-    __slots__ = ("_found", "_free", "_key", "_next_fresh", "num_blocks", "num_free", "refs")
+    __slots__ = ("_found", "_free", "_key", "_next_fresh", "_stamp", "num_blocks", "num_free", "refs")
 
     def __init__(self, num_blocks: int, groups: Iterable[int]) -> None:
         self.num_blocks = num_blocks
@@ -24,6 +25,7 @@ class BlockPool:
         self.refs = [0] * num_blocks
         """Leases that hold each block."""
         self._key: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._stamp = [0] * num_blocks
         self._found: dict[int, dict[bytes, int]] = {group: {} for group in groups}
         self._free: OrderedDict[int, None] = OrderedDict()
         self._next_fresh = NULL_BLOCKS
@@ -68,10 +70,14 @@ class BlockPool:
         """Return the map from key to block of one group; read it, never change it."""
         return self._found[group]
 
-    def remember(self, group: int, key: bytes, block: int) -> None:
-        """Make `block` findable; where another block already has the key, that one stays the one found."""
+    def remember(self, group: int, key: bytes, block: int, stamp: int = 0) -> None:
+        """Make `block` findable; where another block already has the key, that one stays the one found.
+
+        `stamp` never falls from one call to the next.
+        """
         if self._key[block] is None and self._found[group].setdefault(key, block) == block:
             self._key[block] = (group, key)
+            self._stamp[block] = stamp
 
     def forget(self, block: int) -> None:
         """Make `block` unfindable; does nothing if it already is."""
@@ -80,11 +86,12 @@ class BlockPool:
             del self._found[entry[0]][entry[1]]
             self._key[block] = None
 
-    def forget_all(self) -> None:
-        """Make every block unfindable."""
-        self._key = [None] * self.num_blocks
+    def forget_since(self, stamp: int) -> None:
+        """Make every block unfindable that was remembered with `stamp` or a later one; 0: every one."""
         for found in self._found.values():
-            found.clear()
+            # A map is in the order of its stamps, and nothing older is looked at.
+            for block in list(takewhile(lambda b: self._stamp[b] >= stamp, reversed(found.values()))):
+                self.forget(block)
 
     def check(self, expected_refs: Sequence[int]) -> None:
         """Assert that counts are exactly `expected_refs`, and queue and maps agree with them."""

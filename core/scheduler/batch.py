@@ -64,6 +64,10 @@ class Batch:
             self.running.remove(request)
             self.cohort.join(request)
 
+    def planned(self, request: Request) -> int:
+        """Return the leading tokens of a request whose keys and values are cached or planned."""
+        return self.cohort.position(request) if request.state is State.STEADY else request.planned
+
     def lowest(self) -> Request:
         """Return the running request that would be preempted first."""
         last = self.running[-1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from core.contracts.scheduling import MayStart
 from core.errors import PluginError
 from core.step import StepPlan
 
@@ -15,25 +16,32 @@ Methods = tuple[tuple[str, Callable[..., Any]], ...]
 class Extensions:
     """The optional methods of all extensions. Whatever plugin code raises leaves as `PluginError` naming it."""
 
-    __slots__ = ("_cached", "_extra", "_finished", "_may_start", "_planned", "_result", "drafts")
+    __slots__ = ("_attach", "_cached", "_ended", "_extra", "_may_start", "_planned", "_reserved", "_result", "drafts")
 
     def __init__(self, extensions: Sequence[Any]) -> None:
         def methods(name: str) -> Methods:
             return tuple((e.name, getattr(e, name)) for e in extensions if hasattr(e, name))
 
+        self._attach = methods("attach")
         self._may_start = methods("may_start")
+        self._reserved = methods("reserved")
         self._cached = methods("cached_tokens")
         self._extra = methods("extra_tokens")
         self._planned = methods("planned")
-        self._finished = methods("finished")
+        self._ended = methods("finished")
         self._result = dict(methods("result"))
         self.drafts = bool(self._extra)
         """Say whether any extension plans tokens beyond the known ones."""
 
-    def may_start(self, request: Any) -> bool:
-        """Ask every extension, so that each begins what the request waits for; True if all agree."""
+    def may_start(self, request: Any) -> MayStart:
+        """Ask every extension, so that each begins what the request waits for; START if all agree."""
         answers = [_blamed(name, method, request) for name, method in self._may_start]
-        return all(answers)
+        return MayStart.RESERVE if MayStart.RESERVE in answers else MayStart(all(answers))
+
+    def reserved(self, request: Any, tables: Sequence[Sequence[int]], num_local: int) -> None:
+        """Show everyone the blocks that a request was parked with."""
+        for name, method in self._reserved:
+            _blamed(name, method, request, tables, num_local)
 
     def cached_tokens(self, request: Any, num_local: int) -> int:
         """Return tokens available elsewhere beyond `num_local`: the most any extension offers."""
@@ -42,6 +50,11 @@ class Extensions:
     def extra_tokens(self, request: Any) -> int:
         """Return tokens to plan beyond the known ones."""
         return sum(int(_blamed(name, method, request)) for name, method in self._extra)
+
+    def attach(self, scheduler: Any) -> None:
+        """Give every extension the scheduler to call."""
+        for name, method in self._attach:
+            _blamed(name, method, scheduler)
 
     def planned(self, plan: StepPlan) -> None:
         """Show the plan to everyone and put the payloads into it."""
@@ -52,7 +65,7 @@ class Extensions:
 
     def finished(self, request: Any) -> int:
         """Return how many extensions keep the request's blocks."""
-        return sum(bool(_blamed(name, method, request)) for name, method in self._finished)
+        return sum(bool(_blamed(name, method, request)) for name, method in self._ended)
 
     def result(self, payloads: Mapping[str, bytes]) -> None:
         """Give each extension what its worker half returned."""

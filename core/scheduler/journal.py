@@ -47,7 +47,10 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Journal:
-    """Writes what happens to one scheduler. Call each method next to the call of the scheduler it names."""
+    """Writes what happens to one scheduler. Call each method next to the call of the scheduler it names.
+
+    Not for calls by an extension from within its own methods: an extension given to `replay` makes them again.
+    """
 
     def __init__(self, path: str, scheduler: Scheduler) -> None:
         try:
@@ -73,6 +76,10 @@ class Journal:
     def release(self, clock_s: float, request_id: str) -> None:
         """Kept blocks are released."""
         self._event("release", clock_s, request_id)
+
+    def recompute(self, clock_s: float, request_id: str, position: int) -> None:
+        """Part of what a request has cached is distrusted."""
+        self._event("recompute", clock_s, (request_id, position))
 
     def reset_prefix_cache(self, clock_s: float) -> None:
         """The prefix cache is reset."""
@@ -183,6 +190,8 @@ def _run(scheduler: Scheduler, events: Sequence[Frame]) -> Iterator[tuple[Frame,
             scheduler.fail_in_flight(decode(event.data, type=str))
         elif event.kind == "reset":
             scheduler.reset_prefix_cache()
+        elif event.kind == "recompute":
+            scheduler.recompute(*decode(event.data, type=tuple[str, int]))
         elif event.kind in ("abort", "wake", "release"):
             getattr(scheduler, event.kind)(decode(event.data, type=str))
         else:

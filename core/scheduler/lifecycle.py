@@ -18,6 +18,8 @@ from core.scheduler.queue import WaitingQueue
 from core.scheduler.request import Rank, Request, State
 from core.step import EngineRequest, RequestDelta
 
+_BEFORE_ALL: Final = 1 << 62
+
 
 @dataclass(slots=True)
 class Counters:
@@ -46,6 +48,8 @@ class Lifecycle:
         """Blocks of ended requests that extensions still use, and how many of them do."""
         self.failed: list[RequestDelta] = []
         """Ends that came about while planning; the next update hands them out."""
+        self.distrusted = 0
+        """Last step of which the tokens of any request are not to be trusted."""
         self.counters = Counters()
         self.num_preemptions = 0
         self._policy = policy
@@ -59,7 +63,8 @@ class Lifecycle:
         most = self.limits.max_waiting
         if most is not None and len(self.queue) >= most:
             raise QueueFull(f"{most} requests are waiting already (--max-waiting); send this one again later.")
-        request = Request(source, self._arrivals, self.limits.max_model_len, self.kv.open(source.cache_salt))
+        lease = self.kv.open(source.cache_salt, source.cache_domains, source.spans)
+        request = Request(source, self._arrivals, self.limits.max_model_len, lease)
         self._arrivals += 1
         request.rank = self._rank(request)
         self.live[request.request_id] = request
@@ -81,12 +86,51 @@ class Lifecycle:
         request = self.parked.pop(request_id, None)
         if request is not None:
             request.state = State.WAITING
+            if request.reserved is not None:
+                # Before everybody who would need its blocks to start, or both would wait for each other.
+                request.rank = (), request.arrival - _BEFORE_ALL
             self.queue.add(request)
 
-    def preempt(self, request: Request) -> None:
-        """Take row and blocks from a running request; it waits to be computed again from its tokens."""
+    def forgo(self, request: Request) -> None:
+        """Give back what a waiting request has reserved, and its place before all others."""
+        self.queue.remove(request)
+        self.kv.close(request.lease)
+        request.reserved = None
+        request.rank = self._rank(request)
+        self.queue.add(request)
+
+    def start(self, request: Request) -> None:
+        """Give the head of the queue, which has its blocks, a row."""
+        self.queue.remove(request)
+        if request.rank[1] != request.arrival:
+            request.rank = self._rank(request)
+        request.reserved, request.spoiled = None, False
+        self.batch.enter(request)
+
+    def recompute(self, request: Request, position: int) -> None:
+        """Compute again what a request, live or ended, has cached at or after `position`, and all that came of it."""
+        if request.row >= 0 and self.batch.planned(request) <= position:
+            return
+        self.kv.distrust(request.lease, request.tokens[: self.batch.planned(request)], position)
+        for other in [r for r in self.live.values() if self.kv.shares(request.lease, r.lease, position)]:
+            if other.reserved is not None:
+                other.spoiled |= other is request or position < other.reserved
+                continue
+            if other.row >= 0:
+                if self.batch.planned(other) <= position:
+                    continue
+                self.preempt(other, offer=False)
+            other.distrusted = self.distrusted = self.batch.issued
+            other.extra = 0
+
+    def preempt(self, request: Request, *, offer: bool = True) -> None:
+        """Take row and blocks from a running request; it waits to be computed again from its tokens.
+
+        `offer`: what it computed may be found by others, and by itself.
+        """
         self.batch.leave(request)
-        self.kv.commit(request.lease, request.tokens, min(request.planned, len(request.tokens)))
+        if offer:
+            self.kv.commit(request.lease, request.tokens, min(request.planned, len(request.tokens)))
         self.kv.close(request.lease)
         request.planned = 0
         request.num_preemptions += 1
@@ -141,7 +185,8 @@ class Lifecycle:
         for request in self.live.values():
             waiting = request.state in (State.WAITING, State.PARKED)
             assert waiting == (request.row < 0), f"{request.request_id}: row and state disagree"
-            assert waiting <= (not any(request.lease.tables)), f"{request.request_id}: waits and holds blocks"
+            holds = any(request.lease.tables) and request.reserved is None
+            assert not (waiting and holds), f"{request.request_id}: waits and holds blocks that were not reserved"
             assert request.total <= request.limit, f"{request.request_id}: planned beyond its end"
         for slot, member in enumerate(batch.cohort.members):
             assert (member.state, member.slot) == (State.STEADY, slot)

@@ -60,6 +60,9 @@ class SchedulerLimits:
                 f"{known} tokens leave no room to generate: at most {length - 1} of the {self.max_model_len} tokens "
                 f"of context may be used. Shorten the prompt.",
             )
+        for span in request.spans:
+            if span.start + span.length > prompt:
+                raise InvalidRequest("prompt", f"it has {prompt} tokens, {span} ends behind them; correct it.")
         if not self.chunked_prefill and known > self.max_num_batched_tokens:
             raise InvalidRequest(
                 "prompt",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from core.contracts.scheduling import MayStart
 from core.errors import PluginError
 from core.kv import Hit
 from core.kv.manager import Appended
@@ -74,7 +75,9 @@ class Planner:
         if not draft.short:
             self._admit(draft)
         if not draft.entries and not self._cohort:
-            return None
+            # The last one running yielded to blocks that are reserved; no result is to come, and others may start.
+            again = draft.preempted_rows and self._batch.issued == self._batch.returned
+            return self.plan() if again else None
         return self._emit(draft)
 
     # --- running requests --------------------------------------------------------------------------------
@@ -153,32 +156,51 @@ class Planner:
 
     def _start(self, draft: _Draft, request: Request) -> bool:
         """Start the head of the queue, or park it; False if it must wait where it is."""
-        if not self._extensions.may_start(request):
-            self._life.park(request)
+        if request.spoiled and request.reserved is not None:
+            self._life.forgo(request)
             return True
         tokens, lease = request.tokens, request.lease
         total = request.total = len(tokens)
-        hit = self._kv.find(lease, tokens, total - 1) if request.reads_cache else Hit()
-        start = min(hit.num_tokens + self._extensions.cached_tokens(request, hit.num_tokens), total - 1)
+        answer = self._extensions.may_start(request)
+        if answer is MayStart.PARK or (answer is MayStart.RESERVE and self._kv.fits_empty(total, total)):
+            return self._park(request, reserve=answer is MayStart.RESERVE)
+        hit = self._find(request) if request.reserved is None else Hit(request.reserved)
+        remote = 0 if request.spoiled else self._extensions.cached_tokens(request, hit.num_tokens)
+        start = min(hit.num_tokens + remote, total - 1)
         budget = self._limits.max_num_batched_tokens
         count = min(total - start, draft.budget, self._max_step_tokens)
         if not self._limits.chunked_prefill and start + count < total <= budget:
             return False
-        if not self._kv.admit(lease, hit, start, start + count, total, self._max_step_tokens):
+        if request.reserved is not None:
+            self._kv.trim(lease, start)
+        elif not self._kv.admit(lease, hit, start, start + count, total, self._max_step_tokens):
             return False
         if not request.started:
             request.started = True
             request.num_cached = min(start, request.prompt_len)
             self._life.counters.cached_tokens += request.num_cached
             self._life.counters.queried_tokens += total
-        self._life.queue.remove(request)
-        self._batch.enter(request)
+        self._life.start(request)
         source, tables = request.source, [list(table) for table in lease.tables]
         known, prompt_len, eos = list(tokens), request.prompt_len, source.eos_token_ids
         row, name, sampling, seed = request.row, source.request_id, source.sampling, source.seed
         draft.new.append(NewRow(row, name, known, prompt_len, sampling, seed, eos, tables))
         self._enter(draft, request, start, count, 0)
         return True
+
+    def _park(self, request: Request, *, reserve: bool) -> bool:
+        """Park the head of the queue; False if it must wait there until what it reserves is free."""
+        if reserve and request.reserved is None:
+            lease, total, hit = request.lease, len(request.tokens), self._find(request)
+            if not self._kv.admit(lease, hit, hit.num_tokens, total, total, total):
+                return False
+            request.reserved, request.spoiled = hit.num_tokens, False
+            self._extensions.reserved(request, [list(table) for table in lease.tables], hit.num_tokens)
+        self._life.park(request)
+        return True
+
+    def _find(self, request: Request) -> Hit:
+        return self._kv.find(request.lease, request.tokens, len(request.tokens) - 1) if request.reads_cache else Hit()
 
     # --- the plan ----------------------------------------------------------------------------------------
 

@@ -57,6 +57,12 @@ class Request:
         self.num_preemptions = 0
         self.num_cached = 0
         self.started = False
+        self.reserved: int | None = None
+        """Leading tokens that were cached when room for all known ones was reserved; None: none is reserved."""
+        self.spoiled = False
+        """What an extension brings is not to be trusted in the next start."""
+        self.distrusted = 0
+        """Last step whose tokens are not to be trusted."""
         self.prompt_done = 1
         """Next prompt position whose log-probabilities were not yet delivered; the first token has none."""
         self.slot = self.base = self.due = -1

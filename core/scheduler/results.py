@@ -27,7 +27,8 @@ class ResultReader:
                 f"the result of step {flight.step} holds tokens of {len(result.tokens)} rows; "
                 f"{len(sampled)} rows were to sample."
             )
-        if result.errors or result.logprobs or result.prompt_logprobs or self._life.extensions.drafts:
+        rare = result.errors or result.logprobs or result.prompt_logprobs or self._life.extensions.drafts
+        if rare or flight.step <= self._life.distrusted:
             return self._read_all(flight, sampled, result)
         return self._read_plain(sampled, result.tokens)
 
@@ -49,10 +50,10 @@ class ResultReader:
         return deltas
 
     def _read_all(self, flight: Flight, sampled: list[Request], result: StepResult) -> list[RequestDelta]:
-        """A step with failures, log-probabilities or tokens of which not all may hold."""
+        """A step with failures, log-probabilities or tokens that may not hold."""
         deltas = []
         new_tokens = dict(zip((request.request_id for request in sampled), result.tokens, strict=True))
-        alive = [request.state is not State.ENDED for request in flight.requests]
+        alive = [r.state is not State.ENDED and r.distrusted < flight.step for r in flight.requests]
         columns = zip(flight.requests, flight.rows, flight.starts, strict=True)
         for request, row, start in compress(columns, alive):
             error = result.errors.get(row)

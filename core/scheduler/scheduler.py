@@ -47,6 +47,7 @@ class Scheduler:
         self._planner: Final = Planner(self._life)
         self._reader: Final = ResultReader(self._life)
         self._flights: Final[deque[Flight]] = deque()
+        self._extensions.attach(self)
 
     # --- requests ----------------------------------------------------------------------------------------
 
@@ -74,6 +75,19 @@ class Scheduler:
         """Give back the blocks of an ended request that an extension kept."""
         self._life.release(request_id)
 
+    def recompute(self, request_id: str, position: int) -> None:
+        """Distrust whatever a request has cached at or after `position`, as after a failed load.
+
+        All it and others made of it is forgotten or computed again from what is still trusted, and the tokens of
+        steps in flight (in an extension's `result`, of the step just returned too) are dropped; delivered ones
+        stand. Call it from `result` or between other calls, at the latest in `result` of the last step that names
+        the request; does nothing for one that is unknown by then.
+        """
+        # Not only live ones: what an ended request has left in the cache is as wrong as what it gave to others.
+        known = [*self._life.live.values(), *(r for flight in self._flights for r in flight.requests)]
+        for request in dict.fromkeys(r for r in known if r.request_id == request_id):
+            self._life.recompute(request, position)
+
     # --- steps -------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
@@ -96,12 +110,13 @@ class Scheduler:
         if not self._flights or self._flights[0].step != result.step:
             expected = f"that of step {self._flights[0].step}" if self._flights else "none"
             raise EngineError(f"the result of step {result.step} came in, expected was {expected}.")
+        if result.payloads:
+            # First of all: they may bring the news that the tokens of this very step are wrong.
+            self._extensions.result(result.payloads)
         flight = self._flights.popleft()
         self._life.batch.returned = flight.step
         self.kv.step_returned(flight.step)
         deltas = self._reader.read(flight, result)
-        if result.payloads:
-            self._extensions.result(result.payloads)
         return [*self.take_failed(), *deltas] if self._life.failed else deltas
 
     def fail_in_flight(self, message: str) -> list[RequestDelta]:
@@ -111,6 +126,8 @@ class Scheduler:
         self._life.batch.returned = self._life.batch.issued
         self.kv.step_returned(self._life.batch.issued)
         self.kv.distrust_all()
+        for request in self._life.live.values():
+            request.spoiled |= request.reserved is not None  # its first tokens may be those of a failed step
         failed = [self._life.fail(r, message) for r in requests.values() if r.state is not State.ENDED]
         return [*self.take_failed(), *failed]
 

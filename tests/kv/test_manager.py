@@ -82,7 +82,7 @@ def test_extras_do_not_share():
     kv = make_manager(FULL)
     tokens = list(range(33))
     start(kv, tokens)
-    assert kv.find(kv.open("", {"adapter": b"hash"}), tokens, 32).num_tokens == 0
+    assert kv.find(kv.open("", [("adapter", b"hash")]), tokens, 32).num_tokens == 0
 
 
 def test_prefix_caching_off_finds_nothing():

@@ -52,6 +52,6 @@ def test_the_first_block_with_a_key_stays_the_one_found():
 def test_forgetting_all_leaves_references_alone():
     pool = BlockPool(3, [0])
     pool.remember(0, b"a", pool.take(1)[0])
-    pool.forget_all()
+    pool.forget_since(0)
     assert pool.find(0) == {}
     pool.check([0, 1, 0])

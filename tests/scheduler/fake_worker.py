@@ -6,6 +6,7 @@ window cut too short. The next token is a function of the prefix alone, so outpu
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,6 +22,8 @@ from core.types import SamplingParams
 
 EOS = 0
 VOCAB = 23
+POISON = (-2, -2)
+"""What a failed load leaves. Whoever reads it goes on, and all it writes and samples is wrong."""
 
 
 def next_token(prefix_hash: int) -> int:
@@ -60,6 +63,7 @@ class Sequence:
     root: int
     hashes: list[int] = field(default_factory=list)
     failed: bool = False
+    tainted: bool = False
 
     def hash_at(self, position: int) -> int:
         while len(self.hashes) <= position:
@@ -88,6 +92,10 @@ class FakeWorker:
         self.queue: deque[Submitted] = deque()
         self.last_step = 0
         self.num_computed = 0
+        self.spoil: dict[str, int] = {}
+        """Requests of which everything from a position on goes bad in the next step that names them."""
+        self.num_tainted = 0
+        """Tokens that were sampled from what is wrong."""
 
     def submit(self, plan: StepPlan) -> None:
         assert plan.step == self.last_step + 1
@@ -142,6 +150,7 @@ class FakeWorker:
         item = self.queue.popleft()
         plan = item.plan
         tokens, errors = {}, {}
+        payloads = self._loads(item)
         for i, sequence in enumerate(item.sequences):
             start, end = plan.starts[i], plan.starts[i] + plan.counts[i]
             self.num_computed += end - start
@@ -155,13 +164,43 @@ class FakeWorker:
                 tokens[i] = []
             elif i in plan.samples:
                 assert end == len(sequence.tokens), "a row samples before the end of its tokens"
-                token = next_token(sequence.hash_at(end - 1))
+                token = (next_token(sequence.hash_at(end - 1)) + sequence.tainted) % VOCAB
+                self.num_tainted += sequence.tainted
                 sequence.tokens.append(token)
                 tokens[i] = [token]
             else:
                 assert end < len(sequence.tokens), "a row at the end of its tokens does not sample"
         rows = [plan.rows[i] for i in plan.samples]
-        return StepResult(plan.step, rows, [tokens[i] for i in plan.samples], errors=errors)
+        return StepResult(plan.step, rows, [tokens[i] for i in plan.samples], errors=errors, payloads=payloads)
+
+    def _loads(self, item: Submitted) -> dict[str, bytes]:
+        """Do what the connector's scheduler half sent, spoil what is to be spoilt, and return what went wrong."""
+        bad: dict[str, int] = {}
+        sent = json.loads(item.plan.payloads.get("connector", b"{}"))
+        for sequence, tables, start in zip(item.sequences, item.tables, item.plan.starts, strict=True):
+            name = sequence.request_id
+            if name in sent and item.plan.new:
+                first, end, wrong_from, here = sent[name]
+                if here:
+                    self.load(sequence, tables, range(first, end), wrong_from, start)
+                if wrong_from < end:
+                    bad[name] = wrong_from
+            if name in self.spoil:
+                wrong_from = self.spoil.pop(name)
+                self.load(sequence, tables, range(wrong_from, start), wrong_from, start)
+                bad[name] = min(wrong_from, bad.get(name, wrong_from))
+        return {"connector": json.dumps(bad).encode()} if bad else {}
+
+    def load(self, sequence: Sequence, tables: list[list[int]], positions: range, wrong_from: int, reader: int) -> None:
+        """Write the keys computed elsewhere that a token at `reader` sees; those from `wrong_from` on are wrong."""
+        for index, group in enumerate(self.layout.groups):
+            low = first_needed(group.spec, reader) // group.block_size * group.block_size
+            for position in positions:
+                block = tables[index][position // group.block_size : position // group.block_size + 1]
+                if block and block[0] and position >= low:
+                    cell = self.contents.setdefault((group.pool, block[0]), {})
+                    wrong = position >= wrong_from
+                    cell[position % group.block_size] = POISON if wrong else (index, sequence.hash_at(position))
 
     def fail_steps(self) -> None:
         """The steps in flight fail: what they were to write is garbage."""
@@ -176,12 +215,15 @@ class FakeWorker:
     def _write_and_read(self, sequence: Sequence, tables: list[list[int]], start: int, end: int) -> None:
         for index, group in enumerate(self.layout.groups):
             size, table = group.block_size, tables[index]
-            for position in range(start, end):
-                cell = self.contents.setdefault((group.pool, table[position // size]), {})
-                cell[position % size] = (index, sequence.hash_at(position))
-            for position in range(first_needed(group.spec, start), end):
+            for position in range(first_needed(group.spec, start), min(start, end)):
                 seen = self.contents[group.pool, table[position // size]].get(position % size)
-                assert seen == (index, sequence.hash_at(position)), f"{sequence.request_id} reads wrong keys"
+                sequence.tainted |= seen == POISON
+                right = seen == (index, sequence.hash_at(position))
+                assert right or sequence.tainted, f"{sequence.request_id} reads wrong keys"
+        for index, group in enumerate(self.layout.groups):
+            for position in range(start, end):
+                cell = self.contents.setdefault((group.pool, tables[index][position // group.block_size]), {})
+                cell[position % group.block_size] = POISON if sequence.tainted else (index, sequence.hash_at(position))
 
 
 LAYERS = {
@@ -287,6 +329,20 @@ class Engine:
             self._take([delta])
         self.scheduler.check()
         return delta
+
+    def wake(self, request_id: str) -> None:
+        self.scheduler.wake(request_id)
+        self._note("wake", request_id)
+        self.scheduler.check()
+
+    def recompute(self, request_id: str, position: int) -> None:
+        """What the request has cached from a position on turned out to be wrong."""
+        self.scheduler.recompute(request_id, position)
+        self._note("recompute", request_id, position)
+        self.scheduler.check()
+
+    def tokens(self, request_id: str) -> list[int]:
+        return self.requests[request_id].prompt_token_ids + self.outputs[request_id]
 
     def schedule(self) -> StepPlan | None:
         plan = self.scheduler.schedule()

@@ -3,7 +3,7 @@
 import pytest
 from fake_worker import VOCAB, Engine
 
-from core.step import Logprobs, StepResult
+from core.step import Logprobs, Span, StepResult
 from core.types import SamplingParams
 
 
@@ -111,3 +111,33 @@ def test_prompt_logprobs_are_delivered_once_each_across_a_preemption():
         engine.scheduler.check()
     assert engine.scheduler.num_preemptions > 0
     assert seen == list(range(1, 12))
+
+
+IMAGE = Span(8, 9, "image", b"a" * 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cached"),
+    [
+        ({}, 32),
+        ({"cache_domains": (("ab", b"d"),)}, 0),
+        ({"cache_domains": (("a", b"bc"),)}, 0),
+        ({"cache_domains": ()}, 0),
+        ({"spans": (Span(8, 9, "image", b"b" * 16),)}, 8),
+        ({"spans": (Span(8, 9, "video", b"a" * 16),)}, 8),
+        ({"spans": (Span(8, 8, "image", b"a" * 16),)}, 8),
+        ({"spans": (Span(9, 9, "image", b"a" * 16),)}, 8),
+        ({"spans": ()}, 8),
+        ({"cache_salt": "other"}, 0),
+    ],
+)
+def test_equal_contents_share_and_one_difference_does_not(fields, cached):
+    facts = {"cache_domains": (("ab", b"c"),), "spans": (IMAGE,)}
+    engine = Engine(budget=64)
+    run_one(engine, "a", **facts)
+    assert run_one(engine, "b", **(facts | fields)) == cached
+
+
+def test_a_span_behind_the_prompt_is_refused():
+    assert not Engine().add("a", prompt(16), 2, spans=(IMAGE,))
+    assert Engine().add("a", prompt(17), 2, spans=(IMAGE,))

@@ -2,7 +2,9 @@
 
 After every call all invariants are checked: `Scheduler.check` counts every block and row, the fake worker
 reads back what each row sees and refuses blocks that a step in flight still uses. At the end everything has
-ended with exactly its own tokens, nothing is held, and the journal replays every plan.
+ended with exactly its own tokens, nothing is held, and the journal replays every plan. In half of the runs a
+connector parks requests, with and without their blocks, and brings keys, of which some are wrong from a random
+position on; what any request holds goes wrong at random, too.
 """
 
 import shutil
@@ -10,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from fake_connector import Connector, run, wake
 from fake_worker import LAYERS, VOCAB, Engine
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -36,6 +39,7 @@ class Engines(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 3]),
         caching=st.sampled_from([True, True, False]),
         priorities=st.booleans(),
+        connected=st.booleans(),
     )
     def start(
         self,
@@ -49,8 +53,10 @@ class Engines(RuleBasedStateMachine):
         threshold,
         caching,
         priorities,
+        connected,
     ):
         self.folder = Path(tempfile.mkdtemp())
+        self.connector = Connector() if connected else Connector(wait=0, reserve=0, remote=0)
         self.engine = Engine(
             layers,
             depth=depth,
@@ -62,6 +68,7 @@ class Engines(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             prefix_caching=caching,
             policy=Priority() if priorities else None,
+            extensions=[self.connector],
         )
         self.path = str(self.folder / "journal")
         self.engine.journal = Journal(self.path, self.engine.scheduler)
@@ -120,6 +127,22 @@ class Engines(RuleBasedStateMachine):
     def fail_steps(self):
         self.engine.fail_steps()
 
+    @rule(which=st.integers(0, 10_000))
+    def wake(self, which):
+        waiting = [*self.connector.held, *self.engine.requests]
+        if waiting:
+            wake(self.engine, self.connector, waiting[which % len(waiting)])
+
+    @precondition(lambda self: self.names)
+    @rule(which=st.integers(0, 10_000), position=st.integers(0, 60))
+    def spoil(self, which, position):
+        self.engine.worker.spoil[f"r{1 + which % self.names}"] = position
+
+    @precondition(lambda self: self.names)
+    @rule(which=st.integers(0, 10_000), position=st.integers(0, 60))
+    def recompute(self, which, position):
+        self.engine.recompute(f"r{1 + which % self.names}", position)
+
     def teardown(self):
         if not hasattr(self, "engine"):
             return
@@ -130,13 +153,15 @@ class Engines(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def _finish(self, engine):
-        engine.run()
+        run(engine, self.connector)
         engine.check_outputs()
         engine.check_idle()
         assert set(engine.finished) == set(engine.requests), "a request has no end"
         assert engine.scheduler.reset_prefix_cache()
         engine.journal.close()
-        report = replay(self.path, policy=engine.scheduler.policy)
+        odds = self.connector.odds
+        again = Connector(wait=odds[0], reserve=odds[1], remote=odds[2], fail=odds[3])
+        report = replay(self.path, policy=engine.scheduler.policy, extensions=[again])
         assert report.identical, report.difference
         assert report.num_plans == len(engine.plans)
 

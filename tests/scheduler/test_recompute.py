@@ -1,0 +1,192 @@
+"""Keys that turn out to be wrong: who computes again, from where, and which tokens never leave."""
+
+import pytest
+from fake_connector import Connector, wake
+from fake_worker import POISON, VOCAB, Engine, in_order
+
+from core.contracts.scheduling import MayStart
+from core.scheduler import Journal, replay
+
+
+def prompt(length, first=1):
+    return [1 + (first * 31 + i * 7) % (VOCAB - 1) for i in range(length)]
+
+
+class Loads(Connector):
+    """Reserves for the requests named, and loads all but the last token; from `bad` on it is wrong."""
+
+    def __init__(self, names, bad=10_000):
+        super().__init__()
+        self.names, self.bad = set(names), bad
+        self.tables = {}
+
+    def may_start(self, request):
+        return MayStart.RESERVE if request.request_id in self.names else True
+
+    def reserved(self, request, tables, num_local):
+        super().reserved(request, tables, num_local)
+        self.tables[request.request_id] = (tables, num_local)
+
+    def _extent(self, request_id, first, total):
+        return (first, total - 1, min(self.bad, total - 1)) if request_id in self.names else (first, first, first)
+
+    def wake(self, engine, name):
+        wake(engine, self, name)
+        self.names.discard(name)
+
+
+def test_a_request_parked_with_blocks_shows_them_and_starts_in_them():
+    loads = Loads(["a"])
+    engine = Engine(extensions=[loads], budget=64)
+    engine.add("a", prompt(21), 4)
+    engine.run()
+    assert engine.scheduler.num_parked == 1
+    tables, num_local = loads.tables["a"]
+    assert (len(tables[0]), num_local) == (6, 0)
+    assert engine.scheduler.kv_usage == pytest.approx(6 / 64)
+    loads.wake(engine, "a")
+    engine.run()
+    assert (engine.plans[0].starts, engine.plans[0].new[0].blocks) == ([20], tables)
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_what_is_in_the_prefix_cache_is_told():
+    loads = Loads(["b"])
+    engine = Engine(extensions=[loads], budget=64)
+    engine.add("a", prompt(21), 4)
+    engine.run()
+    engine.add("b", prompt(21), 4)
+    engine.run()
+    assert loads.tables["b"][1] == 20
+
+
+def test_reserved_blocks_go_back_when_the_request_is_aborted():
+    engine = Engine(extensions=[Loads(["a"])])
+    engine.add("a", prompt(21), 4)
+    engine.run()
+    engine.abort("a")
+    engine.check_idle()
+
+
+def test_who_needs_reserved_blocks_waits_for_the_wake_and_no_longer():
+    loads = Loads(["a"])
+    engine = Engine(extensions=[loads], num_blocks=8, budget=64)
+    engine.add("a", prompt(21), 4)
+    engine.run()
+    engine.add("b", prompt(21, 2), 4)
+    engine.step()
+    assert engine.scheduler.schedule() is None
+    loads.wake(engine, "a")
+    engine.run()
+    assert in_order(engine.started, "a", "b")
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_whoever_was_woken_with_blocks_goes_before_all_who_need_them():
+    loads = Loads(["b"])
+    loads.names.add("b")
+    engine = Engine(extensions=[loads], num_blocks=8, budget=64)
+    engine.add("b", prompt(21), 8, eos_token_ids=())
+    engine.schedule()
+    for i in range(3):
+        engine.add(f"c{i}", prompt(21, i), 8, eos_token_ids=())
+    loads.wake(engine, "b")
+    engine.run()
+    assert engine.started[0] == "b"
+    engine.check_outputs()
+
+
+def test_a_request_too_long_for_a_window_starts_at_once():
+    engine = Engine("windowed", extensions=[Loads(["a"])], num_blocks=8, block_size=1, budget=4)
+    engine.add("a", prompt(21), 4)
+    engine.run()
+    assert "a" in engine.finished
+    engine.check_outputs()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("bad", [0, 3, 9, 19])
+def test_a_failed_load_is_computed_from_there_and_gives_no_wrong_token(depth, bad):
+    loads = Loads(["a"], bad)
+    engine = Engine(extensions=[loads], budget=64, depth=depth)
+    engine.add("a", prompt(21), 8, eos_token_ids=())
+    engine.run()
+    loads.wake(engine, "a")
+    for name in ("b", "c"):  # these find what was loaded
+        engine.add(name, prompt(21), 8, eos_token_ids=())
+    engine.run()
+    assert engine.worker.num_tainted >= 3
+    again = [(p, p.rows.index(n.row)) for p in engine.plans for n in p.new if n.request_id == "a"][1]
+    assert again[0].starts[again[1]] == bad - bad % 4
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_only_those_who_share_what_is_wrong_compute_again():
+    engine = Engine(extensions=[Connector(wait=0, reserve=0, remote=0)], budget=64)
+    engine.add("a", prompt(21), 20, eos_token_ids=())
+    engine.add("shares", [*prompt(12), 1, 2, 3], 20, eos_token_ids=())
+    engine.add("less", [*prompt(8), 1, 2, 3], 20, eos_token_ids=())
+    engine.add("none", prompt(21, 2), 20, eos_token_ids=())
+    engine.step()
+    engine.worker.spoil["a"] = 9
+    engine.run()
+    assert sorted(engine.started) == ["a", "a", "less", "none", "shares", "shares"]
+    engine.check_outputs()
+
+
+def test_what_an_aborted_request_left_in_the_cache_is_forgotten_too():
+    engine = Engine(extensions=[Connector(wait=0, reserve=0, remote=0)], budget=64)
+    engine.add("a", prompt(21), 20, eos_token_ids=())
+    engine.schedule()
+    engine.worker.spoil["a"] = 0
+    engine.worker.contents |= {(0, block): dict.fromkeys(range(4), POISON) for block in range(1, 8)}
+    engine.abort("a")
+    engine.recompute("a", 0)
+    engine.collect()
+    engine.add("b", prompt(21), 4)
+    engine.run()
+    assert engine.finished["b"].num_cached_tokens == 0
+    engine.check_outputs()
+
+
+def test_nothing_happens_where_nothing_was_computed_yet():
+    engine = Engine(budget=8)
+    engine.add("a", prompt(21), 4)
+    engine.step()
+    engine.recompute("a", 8)
+    engine.recompute("nobody", 0)
+    engine.run()
+    assert engine.started == ["a"]
+    engine.recompute("a", 7)
+    engine.check_outputs()
+
+
+def test_failed_steps_spoil_what_a_parked_request_found_in_them():
+    loads = Loads(["b"])
+    engine = Engine(extensions=[loads], budget=64)
+    engine.add("a", prompt(21), 8)
+    engine.add("b", prompt(21), 8)
+    engine.schedule()
+    assert loads.tables["b"][1] == 20
+    engine.fail_steps()
+    loads.wake(engine, "b")
+    engine.run()
+    assert engine.finished["b"].num_cached_tokens == 0
+    engine.check_outputs()
+
+
+def test_a_recomputation_is_replayed(tmp_path):
+    engine = Engine(depth=2, budget=64)
+    engine.journal = Journal(str(tmp_path / "journal"), engine.scheduler)
+    engine.add("a", prompt(21), 20, eos_token_ids=())
+    engine.step()
+    engine.recompute("a", 9)
+    engine.run()
+    engine.journal.close()
+    assert engine.started == ["a", "a"]
+    report = replay(str(tmp_path / "journal"))
+    assert report.identical, report.difference
+    assert report.num_plans == len(engine.plans)
