@@ -214,6 +214,8 @@ def test_port_in_use_says_so():
         port = taken.getsockname()[1]
         config = EngineConfig(options={"port": port})
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
+            HttpServer.check(config)  # before a model is loaded
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
             HttpServer(EchoEngine(config), config, []).run()
 
 
