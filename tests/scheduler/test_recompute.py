@@ -190,3 +190,19 @@ def test_a_recomputation_is_replayed(tmp_path):
     report = replay(str(tmp_path / "journal"))
     assert report.identical, report.difference
     assert report.num_plans == len(engine.plans)
+
+
+def test_who_runs_alone_yields_to_reserved_blocks_within_the_same_call():
+    loads = Loads(["a"])
+    engine = Engine(extensions=[loads], num_blocks=8, budget=64, max_num_seqs=1)
+    engine.add("a", prompt(21), 4)
+    engine.run()
+    engine.add("b", prompt(5, 2), 20, eos_token_ids=())
+    engine.step()
+    loads.wake(engine, "a")
+    while engine.scheduler.num_preemptions == 0:
+        assert engine.schedule() is not None
+        engine.collect()
+    engine.run()
+    assert engine.started == ["b", "a", "b"]
+    engine.check_outputs()
