@@ -17,6 +17,7 @@ from core.contracts import (
     ForwardBatch,
     LinearMethod,
     LogitsProcessor,
+    MayStart,
     MetricSink,
     Model,
     ModelSource,
@@ -64,7 +65,7 @@ from core.model_spec import (
     YarnScaling,
 )
 from core.plugin.entry import API_VERSION, Entry, Option, hookimpl, hookspec
-from core.step import EngineRequest, Logprobs, NewRow, RequestDelta, StepPlan, StepResult, WorkerInfo
+from core.step import EngineRequest, Logprobs, NewRow, RequestDelta, Span, StepPlan, StepResult, WorkerInfo
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "Logprob",
     "Logprobs",
     "LongScaling",
+    "MayStart",
     "MetricSink",
     "MlpSpec",
     "Model",
@@ -132,6 +134,7 @@ __all__ = [
     "SchedulingPolicy",
     "Server",
     "SlidingWindow",
+    "Span",
     "StepPlan",
     "StepResult",
     "StepStats",

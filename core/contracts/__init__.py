@@ -17,7 +17,7 @@ from core.contracts.models import (
 )
 from core.contracts.platforms import Executor, Platform
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
-from core.contracts.scheduling import QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
+from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import Command, MetricSink, OpImplementation, RequestStats, RouteGroup, Server, StepStats
 from core.contracts.text import ChatRenderer, Tokenizer
 
@@ -33,6 +33,7 @@ __all__ = [
     "ForwardBatch",
     "LinearMethod",
     "LogitsProcessor",
+    "MayStart",
     "MetricSink",
     "Model",
     "ModelSource",
