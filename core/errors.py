@@ -38,8 +38,23 @@ class RequestFailed(EngineError):
     """One request failed inside the engine; its resources are back, its neighbours unharmed."""
 
 
+class QueueFull(EngineError):
+    """As many requests wait as may; this one can be sent again later."""
+
+    retry_after_s = 1
+    """What to tell a client that asks when."""
+
+
+class RequestTimeout(EngineError):
+    """A request took longer than it may; it has been ended, and its resources are back."""
+
+
 class EngineDead(EngineError):
-    """The engine loop has ended; no request can be served by this object any more."""
+    """The engine has ended, or a process it needs; no request can be served by this object any more."""
+
+
+class ProcessKilled(EngineDead):
+    """A process of the engine was ended from outside: killed by somebody, or by the system for want of memory."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.cli.logs import OURS
+from core.config.logs import OURS
 
 
 @pytest.fixture(autouse=True)

@@ -122,7 +122,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "aggregate_engine_logging": (bool, False),
         "headless": (bool, False),
         "api_server_count": (Number, 1),
-        "disable_frontend_multiprocessing": (bool, False),
     },
     "More than one machine, and splitting the context": {
         "master_addr": (str, "127.0.0.1"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import core
 from core.cli.context import CommandContext
 from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
-from core.cli.logs import setup_logging
+from core.config.logs import setup_logging
 from core.cli.startup import CONFIG, STARTUP, Startup, read_startup
 from core.config.build import Given, Layer, assemble, given, layer_from_environment, layer_from_file
 from core.config.env import CONFIG_FILE, read_environment

@@ -186,11 +186,36 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """How the engine is kept alive, and how long requests may take."""
+
+    disable_frontend_multiprocessing: bool = False
+    """Run the engine in the process that serves it: one process less, but nothing survives its death."""
+    heartbeat_timeout: float = 10.0
+    """Seconds without a sign of life after which the engine's process is killed and started again."""
+    step_timeout: float = 300.0
+    """Longest step, in seconds; an engine that takes more is killed and started again."""
+    max_restarts: int = 20
+    """Deaths of the engine in a row, without a token between them, after which the server gives up."""
+    request_timeout: float | None = None
+    """Seconds after which a request is ended with an error; default: no limit."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("heartbeat_timeout", 4), ("step_timeout", 1), ("request_timeout", 0.001)):
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise ConfigError(f"--{name.replace('_', '-')} {value:g} is too short; use at least {low} seconds.")
+        _at_least("max_restarts", self.max_restarts, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
     """What is said about what happens."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important log lines shown."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of log lines: for people, or one JSON object each."""
     enable_log_requests: bool = False
     """Log each request (its id and sizes, never its text)."""
     disable_log_stats: bool = False
@@ -218,6 +243,7 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    service: ServiceConfig = field(default_factory=ServiceConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: many concurrent requests over one engine loop; the door for servers."""
+"""`AsyncLLM`: many concurrent requests over one engine; the door for servers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from core.contracts import RequestStats
-from core.engine.build import EngineParts, build, load_from_kwargs, served_names
-from core.engine.loop_thread import LoopThread
+from core.contracts import RequestStats, StepStats
+from core.engine.client import EngineClient, InProcess, Listener, State
+from core.engine.front import load_from_kwargs, load_sinks, open_apart, open_here, served_names
 from core.engine.mailbox import Mailbox
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
-from core.errors import EngineDead, EngineError, InvalidRequest
+from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
 from core.step import EngineRequest, RequestDelta
 from core.types import PromptType, RequestMetrics, RequestOutput, RequestOutputKind, SamplingParams
 
@@ -30,7 +30,7 @@ LONG_TEXT_CHARS = 8192
 
 
 class AsyncLLM:
-    """The engine in a thread of this process, driven from asyncio.
+    """An engine, by default in a process of its own that is restarted when it dies, driven from asyncio.
 
     All coroutines must run in one event loop, the one that is running at the first request.
     """
@@ -49,12 +49,18 @@ class AsyncLLM:
         return engine
 
     def _open(self, config: EngineConfig, registry: Registry) -> None:
-        self._parts: EngineParts = build(config, registry, serving=True)
-        self._outputs = OutputProcessor(self._parts.tokenizer)
         self._mailboxes: dict[str, Mailbox] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._thread = LoopThread(self._parts.core, self._deliver_soon, self._died_soon)
-        self._thread.start()
+        self._last = StepStats(step_s=0.0, num_running=0, num_waiting=0, kv_usage=0.0)
+        self._sinks = load_sinks(config, registry)
+        listener = Listener(self._deliver_soon, self._observe, self._died_soon)
+        self._client: EngineClient
+        if config.service.disable_frontend_multiprocessing:
+            self._front, core = open_here(config, registry, serving=True)
+            self._client = InProcess(core, listener)
+        else:
+            self._front, self._client = open_apart(config, registry, listener)
+        self._outputs = OutputProcessor(self._front.tokenizer)
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
 
     # --- what routes read
@@ -62,37 +68,37 @@ class AsyncLLM:
     @property
     def config(self) -> EngineConfig:
         """The configuration in force, every automatic value decided."""
-        return self._parts.config
+        return self._front.config
 
     @property
     def registry(self) -> Registry:
         """The loaded plugins."""
-        return self._parts.registry
+        return self._front.registry
 
     @property
     def source(self) -> ModelSource:
         """The model that is served."""
-        return self._parts.source
+        return self._front.source
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer."""
-        return self._parts.tokenizer
+        return self._front.tokenizer
 
     @property
     def renderer(self) -> ChatRenderer | None:
         """The chat renderer, where there is one."""
-        return self._parts.renderer.chat
+        return self._front.renderer.chat
 
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus output, in tokens."""
-        return self._parts.admission.limits.max_model_len
+        return self._front.admission.limits.max_model_len
 
     @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
-        return self._parts.info.vocab_size
+        return self._front.info.vocab_size
 
     @property
     def served_names(self) -> Sequence[str]:
@@ -102,12 +108,12 @@ class AsyncLLM:
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """Sampling parameters of requests that do not set them."""
-        return self._parts.sampling_defaults
+        return self._front.sampling_defaults
 
     @property
     def sinks(self) -> Sinks:
         """The metric sinks."""
-        return self._parts.core.sinks
+        return self._sinks
 
     # --- text
 
@@ -120,7 +126,7 @@ class AsyncLLM:
     ) -> tuple[str, list[int]]:
         """Return the prompt of a conversation as text and ids; options as in `ChatRenderer.render`, and `encode`."""
         most = None if whole else self.max_model_len
-        render = partial(self._parts.renderer.messages, messages, max_tokens=most, **options)
+        render = partial(self._front.renderer.messages, messages, max_tokens=most, **options)
         prompt = await asyncio.to_thread(render)
         return prompt.text or "", prompt.token_ids
 
@@ -128,7 +134,7 @@ class AsyncLLM:
         self, prompt: PromptType | Mapping[str, Any], add_special_tokens: bool = True, *, whole: bool
     ) -> Prompt:
         most = None if whole else self.max_model_len
-        render = partial(self._parts.renderer.prompt, prompt, add_special_tokens, max_tokens=most)
+        render = partial(self._front.renderer.prompt, prompt, add_special_tokens, max_tokens=most)
         text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, Mapping) else None
         if isinstance(text, str) and len(text) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(render)
@@ -147,11 +153,12 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Complete one prompt; yields outputs as `output_kind` says, the last one finished.
 
-        Raises `InvalidRequest` before the first output, `EngineDead` when the engine ends. Closing the
-        iterator, or cancelling its task, aborts the request.
+        Raises `InvalidRequest` or `QueueFull` before the first output, `RequestTimeout` when it takes longer than
+        `request_timeout`, `EngineDead` when the engine ends. Closing the iterator, or cancelling its task, aborts
+        the request.
         """
         ready = await self._prompt(prompt, whole=getattr(sampling_params, "truncate_prompt_tokens", None) is not None)
-        requests = self._parts.admission.admit(
+        requests = self._front.admission.admit(
             request_id,
             ready.token_ids,
             sampling_params,
@@ -160,6 +167,7 @@ class AsyncLLM:
             cache_salt=cache_salt or ready.cache_salt,
         )
         mailbox = self._follow(request_id, ready, requests, sampling_params)
+        timer = self._start_timer(mailbox)
         finished = False
         try:
             await self._add(requests)
@@ -167,12 +175,16 @@ class AsyncLLM:
                 output = await mailbox.get()
                 finished = output.finished
                 yield output
+        except RequestTimeout:
+            raise
         except EngineError:  # refused, or the engine has ended: nothing to abort
             finished = True
             self._outputs.drop(request_id)
             self._mailboxes.pop(request_id, None)
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             if not finished:
                 self._forget(request_id)
 
@@ -191,7 +203,21 @@ class AsyncLLM:
         return mailbox
 
     async def _add(self, requests: Sequence[EngineRequest]) -> None:
-        await asyncio.wrap_future(self._thread.call(lambda: self._parts.core.add(requests)))
+        """Wait until the engine has taken a request; a bounded time, as it may be starting again."""
+        accepted = asyncio.wrap_future(self._client.add(requests))
+        try:
+            await asyncio.wait_for(accepted, self.config.service.request_timeout)
+        except TimeoutError:
+            raise self._timeout() from None
+
+    def _start_timer(self, mailbox: Mailbox) -> asyncio.TimerHandle | None:
+        most_s = self.config.service.request_timeout
+        return None if most_s is None else asyncio.get_running_loop().call_later(most_s, mailbox.fail, self._timeout())
+
+    def _timeout(self) -> RequestTimeout:
+        return RequestTimeout(
+            f"the request took more than {self.config.service.request_timeout:g} s (--request-timeout)."
+        )
 
     def _forget(self, request_id: str) -> None:
         """Stop following a request that nobody waits for and end it in the engine, whatever its state."""
@@ -199,7 +225,7 @@ class AsyncLLM:
         engine_ids = self._outputs.engine_ids(request_id)
         client = self._outputs.drop(request_id)
         if engine_ids:
-            self._thread.call(lambda: self._parts.core.abort(engine_ids))
+            self._client.abort(engine_ids)
         if client is not None and self.sinks.guarded:
             times = RequestMetrics(client.arrival_s, client.first_token_s, time.monotonic())
             self._measure("abort", len(client.prompt_token_ids), client.num_tokens, times)
@@ -208,10 +234,14 @@ class AsyncLLM:
         """End a request early; its reader gets a last output with finish reason "abort"."""
         engine_ids = self._outputs.engine_ids(request_id)
         if engine_ids:
-            deltas = await asyncio.wrap_future(self._thread.call(lambda: self._parts.core.abort(engine_ids)))
+            deltas = await asyncio.wrap_future(self._client.abort(engine_ids))
             self._deliver(deltas)
 
-    # --- from the engine's thread
+    # --- from the client's thread
+
+    def _observe(self, stats: StepStats) -> None:
+        self._last = stats
+        self._sinks.step(stats)
 
     def _deliver_soon(self, deltas: Sequence[RequestDelta]) -> None:
         if self._event_loop is not None and not self._event_loop.is_closed():
@@ -224,7 +254,7 @@ class AsyncLLM:
     def _deliver(self, deltas: Sequence[RequestDelta]) -> None:
         outputs, aborts = self._outputs.process(deltas, time.monotonic())
         if aborts:
-            self._thread.call(lambda: self._parts.core.abort(aborts))
+            self._client.abort(aborts)
         for output in outputs:
             mailbox = self._mailboxes.get(output.request_id)
             if mailbox is None:
@@ -249,28 +279,35 @@ class AsyncLLM:
 
     # --- state
 
+    def state(self) -> State:
+        """Return "ready" while requests are computed, else what is the matter."""
+        return self._client.status().state
+
     def check_health(self) -> None:
         """Raise `EngineDead` when the engine can serve no more requests."""
-        if not self._thread.is_alive:
-            raise EngineDead(f"the engine has stopped: {self._thread.error or 'shut down'}")
+        status = self._client.status()
+        if status.state == "dead":
+            raise EngineDead(f"the engine has stopped: {status.reason}")
 
     def health(self) -> dict[str, Any]:
-        """Return what `/health` shows: whether it lives, what waits and runs, which sinks failed."""
-        scheduler = self._parts.core.scheduler
+        """Return what `/health` shows: how the engine is, what waits and runs, which sinks failed."""
+        status = self._client.status()
         return {
-            "status": "ok" if self._thread.is_alive else "dead",
-            "running": scheduler.num_running,
-            "waiting": scheduler.num_waiting,
+            "status": status.state,
+            "reason": status.reason,
+            "beat_age_s": round(status.beat_age_s, 1),
+            "restarts": status.restarts,
+            "running": self._last.num_running,
+            "waiting": self._last.num_waiting,
             "open_requests": len(self._outputs),
-            "sinks": list(self.sinks.faults()),
+            "sinks": list(self._sinks.faults()),
         }
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
-        done: bool = await asyncio.wrap_future(self._thread.call(self._parts.core.reset_prefix_cache))
-        return done
+        return await asyncio.wrap_future(self._client.reset_prefix_cache())
 
     def shutdown(self) -> None:
         """End the engine; requests still open end with `EngineDead`. Safe to call twice."""
-        self._thread.stop()
+        self._client.stop()
         self._fail_all(EngineDead("shut down"))

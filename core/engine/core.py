@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from core.contracts import StepStats
-from core.engine.sinks import Sinks
-from core.errors import EngineDead, EngineError
+from core.errors import EngineDead, EngineError, QueueFull
 from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -31,16 +30,20 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         *,
-        sinks: Sinks | None = None,
+        max_waiting: int | None = None,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
-        self.sinks = sinks or Sinks()
         self.num_steps = 0
+        self.observe: Callable[[StepStats], None] | None = None
+        """Called after each step with its numbers."""
+        self.starting: Callable[[list[str]], None] | None = None
+        """Called with the requests a step is the first to compute, before it runs."""
         self.blocked = False
         """True after a step that found nothing to do although requests wait (for a wake-up of an extension)."""
         self._executor = executor
+        self._max_waiting = max_waiting
         self._journal = journal
         self._clock = clock
         self._in_flight: list[StepPlan] = []
@@ -51,14 +54,18 @@ class EngineCore:
         """Say whether `step` has anything to do."""
         return bool(self._in_flight) or self.scheduler.has_work
 
-    def add(self, requests: Iterable[EngineRequest]) -> None:
+    def add(self, requests: Iterable[EngineRequest], *, resumed: bool = False) -> None:
         """Queue the sequences of one request: all of them or, when one is refused, none.
 
-        Raises `InvalidRequest` for a request that could never run, naming the limit, and `EngineDead` after
-        `shutdown`.
+        Raises `InvalidRequest` for a request that could never run, naming the limit, `QueueFull` when too many wait
+        for one more that was not accepted before (`resumed`), and `EngineDead` after `shutdown`.
         """
         if self._closed:
             raise EngineDead("the engine was shut down; make a new one.")
+        scheduler, most = self.scheduler, self._max_waiting
+        seats = scheduler.limits.max_num_seqs - scheduler.num_running
+        if most is not None and not resumed and scheduler.num_waiting >= most + seats:
+            raise QueueFull(f"{most} requests are waiting already (--max-waiting); send this one again later.")
         added: list[str] = []
         try:
             for request in requests:
@@ -79,9 +86,9 @@ class EngineCore:
             delta = self.scheduler.abort(request_id)
             if delta is not None:
                 deltas.append(delta)
-        if deltas and not self.has_work and self.sinks.guarded:
+        if deltas and not self.has_work and self.observe is not None:
             # No step follows that would say that nothing runs any more.
-            self.sinks.step(self._state(0.0, deltas))
+            self.observe(self._state(0.0, deltas))
         return deltas
 
     def wake(self, request_id: str) -> None:
@@ -115,6 +122,8 @@ class EngineCore:
         try:
             result = self._executor.collect()
         except BaseException as error:  # whatever it was, its requests end, and what is in flight is collected
+            if isinstance(error, EngineDead):
+                raise  # there is nothing left that could run another step
             failed = self._fail_in_flight(error)
             if isinstance(error, Exception):
                 return failed
@@ -124,8 +133,8 @@ class EngineCore:
         if self._journal is not None:
             self._journal.result(self._clock(), result)
         self.num_steps += 1
-        if self.sinks.guarded:
-            self.sinks.step(self._stats(plan, result, deltas, self._clock() - started))
+        if self.observe is not None:
+            self.observe(self._stats(plan, result, deltas, self._clock() - started))
         return deltas
 
     def _submit_plans(self) -> None:
@@ -135,6 +144,8 @@ class EngineCore:
                 return
             if self._journal is not None:
                 self._journal.plan(self._clock(), plan)
+            if plan.new and self.starting is not None:
+                self.starting([new.request_id for new in plan.new])
             self._executor.submit(plan)
             self._in_flight.append(plan)
 
@@ -176,6 +187,11 @@ class EngineCore:
             kv_usage=self.scheduler.kv_usage,
             finished=Counter(d.finish_reason for d in deltas if d.finish_reason is not None),
         )
+
+    def silence_s(self) -> float:
+        """Return for how long the most silent of the executor's processes has given no sign of life."""
+        silence: Callable[[], float] = getattr(self._executor, "silence_s", float)
+        return silence()
 
     def shutdown(self) -> None:
         """Release the workers and close the journal; safe to call twice."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from core.engine.build import EngineParts, build, load_from_kwargs
+from core.engine.front import load_from_kwargs, open_here
 from core.engine.interrupts import Interrupts, held_back
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
@@ -48,8 +48,8 @@ class LLM:
         return llm
 
     def _open(self, config: EngineConfig, registry: Registry) -> None:
-        self._parts: EngineParts = build(config, registry, serving=False)
-        self._outputs = OutputProcessor(self._parts.tokenizer)
+        self._front, self._core = open_here(config, registry, serving=False)
+        self._outputs = OutputProcessor(self._front.tokenizer)
         self._ids = itertools.count()
 
     # --- generation
@@ -68,7 +68,7 @@ class LLM:
         runs when one of the requests cannot be served.
         """
         listed = _listed(prompts)
-        return self._run([self._parts.renderer.prompt(p) for p in listed], sampling_params, use_tqdm, priority)
+        return self._run([self._front.renderer.prompt(p) for p in listed], sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -94,7 +94,7 @@ class LLM:
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
             raise InvalidRequest("messages", f"must be a conversation or a list of them, not {messages!r}.")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return [self._parts.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
+        return [self._front.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
 
     def _run(
         self,
@@ -155,9 +155,8 @@ class LLM:
         """Queue one request for `step`. Raises `InvalidRequest` naming field and limit."""
         if request_id in self._outputs:
             raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
-        parts = self._parts
-        ready = prompt if isinstance(prompt, Prompt) else parts.renderer.prompt(prompt)
-        requests = parts.admission.admit(
+        ready = prompt if isinstance(prompt, Prompt) else self._front.renderer.prompt(prompt)
+        requests = self._front.admission.admit(
             request_id,
             ready.token_ids,
             sampling_params,
@@ -165,24 +164,24 @@ class LLM:
             priority=priority,
             cache_salt=ready.cache_salt,
         )
-        parts.core.add(requests)
+        self._core.add(requests)
         self._outputs.add(request_id, ready.text, requests, sampling_params)
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return the outputs that changed, as each request's `output_kind` says."""
-        outputs, aborts = self._outputs.process(self._parts.core.step(), time.monotonic())
+        outputs, aborts = self._outputs.process(self._core.step(), time.monotonic())
         if aborts:
-            self._parts.core.abort(aborts)
+            self._core.abort(aborts)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
         """Say whether `step` has anything left to do."""
-        return self._parts.core.has_work
+        return self._core.has_work
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; unknown ids are passed over."""
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
-            self._parts.core.abort(self._outputs.engine_ids(request_id))
+            self._core.abort(self._outputs.engine_ids(request_id))
             self._outputs.drop(request_id)
 
     # --- around it
@@ -190,28 +189,28 @@ class LLM:
     @property
     def config(self) -> EngineConfig:
         """The configuration in force, every automatic value decided."""
-        return self._parts.config
+        return self._front.config
 
     @property
     def core(self) -> Any:
         """The engine core, for tests and tools."""
-        return self._parts.core
+        return self._core
 
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the model's tokenizer."""
-        return self._parts.tokenizer
+        return self._front.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters the model's generation config asks for."""
-        return SamplingParams.from_optional(**self._parts.sampling_defaults)
+        return SamplingParams.from_optional(**self._front.sampling_defaults)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
-        return self._parts.core.reset_prefix_cache()
+        return self._core.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Release the model and its workers; safe to call twice."""
-        self._parts.core.shutdown()
+        self._core.shutdown()
 
     def __enter__(self) -> Self:
         return self

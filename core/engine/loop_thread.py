@@ -24,7 +24,8 @@ Command = tuple[Callable[[], Any] | None, "Future[Any]"]
 class LoopThread:
     """Runs an engine core in a thread of its own.
 
-    Commands run between steps, in order. `deliver` and `died` are called from the thread.
+    Commands run between steps, in order. `deliver` (after every step, with what it brought) and `died` are called
+    from the thread.
     """
 
     def __init__(
@@ -40,8 +41,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._error: BaseException | None = None
         self._stopping = self._ended = False
-        self.last_beat_s = time.monotonic()
-        """When the loop last turned; a stale value while there is work means a step hangs."""
+        self._stepping_since_s: float | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -51,6 +51,12 @@ class LoopThread:
     def error(self) -> BaseException | None:
         """What ended the loop, if anything did."""
         return self._error
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the step under way has been computed; one that hangs shows here."""
+        since_s = self._stepping_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     @property
     def is_alive(self) -> bool:
@@ -89,7 +95,6 @@ class LoopThread:
 
     def _turn(self) -> bool:
         """Take waiting commands, then run one step; block when there is nothing to do."""
-        self.last_beat_s = time.monotonic()
         progressed = self._core.has_work and not self._core.blocked
         while True:
             try:
@@ -105,9 +110,10 @@ class LoopThread:
                 except Exception as error:  # noqa: BLE001 - the caller of the command gets it
                     future.set_exception(error)
         if self._core.has_work:
+            self._stepping_since_s = time.monotonic()
             deltas = self._core.step()
-            if deltas:
-                self._deliver(deltas)
+            self._stepping_since_s = None
+            self._deliver(deltas)
         return True
 
     def _refuse_waiting(self) -> None:

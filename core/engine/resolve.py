@@ -40,14 +40,15 @@ def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resol
 
     Raises `ModelError` when nobody knows the model and `ConfigError` for settings that exclude each other.
     """
-    source = _find_model(config, registry)
+    source = find_model(config, registry)
     platform = _pick_platform(config, registry)
     decisions = _decide(config, source, platform, serving)
     changed = registry.resolve(decisions)
     return Resolved(_apply(config, {**decisions, **changed}), source, platform, config.model.max_model_len is not None)
 
 
-def _find_model(config: EngineConfig, registry: Registry) -> ModelSource:
+def find_model(config: EngineConfig, registry: Registry) -> ModelSource:
+    """Return what the plugins know of the model. Raises `ModelError` when none knows it."""
     source = registry.find_model(config.model.model, config)
     if source is None:
         raise ModelError(

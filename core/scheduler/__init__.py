@@ -2,7 +2,7 @@
 
 from core.scheduler.journal import Journal, ReplayReport, replay
 from core.scheduler.lifecycle import Counters
-from core.scheduler.limits import QueueFull, SchedulerLimits
+from core.scheduler.limits import SchedulerLimits
 from core.scheduler.scheduler import Scheduler
 
-__all__ = ["Counters", "Journal", "QueueFull", "ReplayReport", "Scheduler", "SchedulerLimits", "replay"]
+__all__ = ["Counters", "Journal", "ReplayReport", "Scheduler", "SchedulerLimits", "replay"]

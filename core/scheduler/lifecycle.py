@@ -13,7 +13,7 @@ from core.errors import InvalidRequest, PluginError
 from core.kv import KVManager, Lease
 from core.scheduler.batch import Batch
 from core.scheduler.extensions import Extensions
-from core.scheduler.limits import QueueFull, SchedulerLimits
+from core.scheduler.limits import SchedulerLimits
 from core.scheduler.queue import WaitingQueue
 from core.scheduler.request import Rank, Request, State
 from core.step import EngineRequest, RequestDelta
@@ -56,13 +56,10 @@ class Lifecycle:
         self._arrivals = 0
 
     def add(self, source: EngineRequest) -> Request:
-        """Queue a request. Raises `InvalidRequest` or `QueueFull`; nothing is kept of a refused one."""
+        """Queue a request. Raises `InvalidRequest`; nothing is kept of a refused one."""
         if source.request_id in self.live or source.request_id in self.kept:
             raise InvalidRequest("request_id", f"{source.request_id!r} is in use; choose another.")
         self.limits.check(source, self.kv)
-        most = self.limits.max_waiting
-        if most is not None and len(self.queue) >= most:
-            raise QueueFull(f"{most} requests are waiting already (--max-waiting); send this one again later.")
         lease = self.kv.open(source.cache_salt, source.cache_domains, source.spans)
         request = Request(source, self._arrivals, self.limits.max_model_len, lease)
         self._arrivals += 1

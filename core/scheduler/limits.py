@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.errors import ConfigError, EngineError, InvalidRequest
+from core.errors import ConfigError, InvalidRequest
 from core.kv import KVManager
 from core.step import EngineRequest
-
-
-class QueueFull(EngineError):
-    """The waiting queue is at its limit; the request may be sent again later."""
-
-    retry_after_s = 1
-    """What to tell a client that asks when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +22,6 @@ class SchedulerLimits:
     """False: a prompt is computed in one step or not at all."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one request per step; 0: the budget."""
-    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):

@@ -54,8 +54,7 @@ class Scheduler:
     def add(self, request: EngineRequest) -> None:
         """Queue one sequence.
 
-        Raises `InvalidRequest`, naming the limit, if it could never end even in an empty cache, and
-        `QueueFull` if too many wait.
+        Raises `InvalidRequest`, naming the limit, if it could never end even in an empty cache.
         """
         self._life.add(request)
 

@@ -12,16 +12,22 @@ from typing import Any
 import pytest
 
 from core import AsyncLLM, SamplingParams
+from core.engine.client import InProcess
 from core.errors import EngineDead, InvalidRequest
 from core.types import RequestOutput, RequestOutputKind
 
 LONG = "a text that is tokenized in a thread " * 400
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
+@pytest.fixture(params=["sync", "async", "apart"])
 def engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
     engine = AsyncLLM(
-        "scripted:", max_model_len=256, num_gpu_blocks_override=300, block_size=4, async_scheduling=request.param
+        "scripted:",
+        max_model_len=256,
+        num_gpu_blocks_override=300,
+        block_size=4,
+        async_scheduling=request.param == "async",
+        disable_frontend_multiprocessing=request.param != "apart",
     )
     yield engine
     engine.shutdown()
@@ -36,13 +42,16 @@ async def last(engine: AsyncLLM, prompt: Any, request_id: str, **params: Any) ->
 
 
 async def assert_nothing_left(engine: AsyncLLM) -> None:
-    scheduler = engine._parts.core.scheduler
     for _ in range(1000):
-        if not scheduler.has_work and not engine._parts.core.has_work:
+        if not (engine._last.num_running or engine._last.num_waiting):
             break
         await asyncio.sleep(0.005)
-    scheduler.check()
-    assert (scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage) == (0, 0, 0)
+    assert (engine._last.num_running, engine._last.num_waiting, engine._last.kv_usage) == (0, 0, 0)
+    if isinstance(engine._client, InProcess):
+        engine._client._core.scheduler.check()
+        assert not engine._client._core.has_work
+    else:
+        assert (len(engine._client._ledger), engine._client._held) == (0, [])
     outputs = engine._outputs
     assert (len(outputs), len(outputs._by_engine_id), len(engine._mailboxes)) == (0, 0, 0)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KERNEL = ("engine", "scheduler", "kv", "worker", "plugin", "config")
+KERNEL = ("engine", "process", "scheduler", "kv", "worker", "plugin", "config")
 KERNEL_BUDGET = 6000
 FILE_LIMIT = 500
 FORBIDDEN = re.compile(r"/(?:root|home|Users)/\w|index-url|\bTODO\b|\bFIXME\b|\bXXX\b|\bHACK\b")

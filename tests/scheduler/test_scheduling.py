@@ -5,7 +5,7 @@ from fake_worker import VOCAB, Engine, expected_output, in_order, make_request
 
 from builtin_plugins.scheduling_policies.priority import Priority
 from core.errors import ConfigError, InvalidRequest
-from core.scheduler import QueueFull, SchedulerLimits
+from core.scheduler import SchedulerLimits
 from core.step import EngineRequest
 from core.types import SamplingParams
 
@@ -158,13 +158,6 @@ def test_the_context_length_ends_a_request():
     engine.run()
     assert len(engine.outputs["a"]) == 6
     assert engine.finished["a"].finish_reason == "length"
-
-
-def test_a_full_queue_refuses():
-    engine = Engine(max_waiting=1)
-    engine.add("a", prompt(3))
-    with pytest.raises(QueueFull, match="--max-waiting"):
-        engine.scheduler.add(make_request("b", prompt(3)))
 
 
 def test_an_id_in_use_is_refused():

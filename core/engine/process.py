@@ -1,0 +1,100 @@
+"""The engine's own process: an engine core, driven by the messages of the process that serves its clients."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from core.contracts import StepStats
+from core.engine.build import build
+from core.engine.loop_thread import LoopThread
+from core.engine.messages import Abort, Add, Answer, Fault, Outputs, Ready, ResetCache, Started, Stop, ToEngine
+from core.engine.resolve import resolve
+from core.process.messages import BEAT_S, Beat, Start
+
+if TYPE_CHECKING:
+    from core.engine.core import EngineCore
+    from core.plugin import Registry
+    from core.process.child import ParentChannel
+    from core.step import RequestDelta
+
+
+def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
+    """Run an engine until told to stop. Raises what the engine dies of."""
+    channel.expect(ToEngine)
+    channel.stage("deciding the configuration")
+    resolved = resolve(start.config, registry, serving=start.serving)
+    built = build(resolved, registry, channel.stage)
+    registry.check_combination()
+    EngineProcess(built.core, channel, with_stats=not built.config.observability.disable_log_stats).run(
+        Ready(built.config, built.info)
+    )
+
+
+class EngineProcess:
+    """Takes calls in the main thread, steps in another, and beats in a third."""
+
+    def __init__(self, core: EngineCore, channel: ParentChannel, *, with_stats: bool) -> None:
+        self._core = core
+        self._channel = channel
+        self._stats: StepStats | None = None
+        self._died: BaseException | None = None
+        self._ended = threading.Event()
+        self._loop = LoopThread(core, self._deliver, self._end)
+        core.starting = lambda request_ids: channel.send(Started(request_ids))
+        if with_stats:
+            core.observe = self._observe
+
+    def run(self, ready: Ready) -> None:
+        """Serve calls until `Stop`, or until the engine dies."""
+        self._loop.start()
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
+        self._channel.stage("serving")
+        self._channel.send(ready)
+        while not self._ended.is_set():
+            message = self._channel.receive(BEAT_S)
+            if isinstance(message, Stop):
+                break
+            if message is not None:
+                self._take(message)
+        self._ended.set()
+        self._loop.stop()
+        if self._died is not None:
+            raise self._died
+
+    def _take(self, message: Add | Abort | ResetCache) -> None:
+        core, call = self._core, message.call
+        if isinstance(message, Add):
+            work: Callable[[], Any] = lambda: core.add(message.requests, resumed=message.resumed)  # noqa: E731
+        elif isinstance(message, Abort):
+            work = lambda: core.abort(message.request_ids)  # noqa: E731
+        else:
+            work = core.reset_prefix_cache
+        self._loop.call(work).add_done_callback(lambda future: self._answer(call, future))
+
+    def _answer(self, call: int, future: Future[Any]) -> None:
+        error, value = future.exception(), None
+        if error is None:
+            value = future.result()
+        self._channel.send(Answer(call, None if error is None else Fault.of(error), value is not False))
+        self._deliver(())  # an abort that leaves nothing to do has numbers, and no step to bring them
+
+    def _observe(self, stats: StepStats) -> None:
+        self._stats = stats
+
+    def _deliver(self, deltas: Sequence[RequestDelta]) -> None:
+        stats, self._stats = self._stats, None
+        if deltas or stats is not None:
+            self._channel.send(Outputs(list(deltas), stats))
+
+    def _end(self, error: BaseException) -> None:
+        self._died = error
+        self._ended.set()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self._channel.send(Beat(self._loop.busy_s, self._core.silence_s()))

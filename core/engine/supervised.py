@@ -1,0 +1,332 @@
+"""An engine in a process of its own, restarted when it dies. Every request goes on from the tokens its client has."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from core.engine.client import SLOW_STEP_S, STALLED_S, EngineStatus, Listener, State
+from core.engine.ledger import Ledger
+from core.engine.messages import Abort, Add, Answer, Fault, FromEngine, Outputs, Ready, ResetCache, Started, Stop
+from core.errors import EngineDead, EngineError, ProcessKilled
+from core.process import Beat, Child, Start
+from core.process.spawn import TICK_S
+from core.step import EngineRequest, RequestDelta
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.plugin import Registry
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final = 3.0
+"""For an engine that was asked to end."""
+LONGEST_PAUSE_S: Final = 5.0
+"""Between two attempts to start an engine that does not stay up."""
+
+Handler = Callable[[Answer], None]
+
+
+class Supervised:
+    """Speaks to the engine's process and starts another when it ends, or gives no sign of life.
+
+    After a death, the requests that were being computed come back one at a time, each when the one before has got a
+    token: so one that kills the engine is found, and its neighbours go on.
+    """
+
+    def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
+        """Start the process; `wait` for it."""
+        self._start = Start(
+            target="core.engine.process:run",
+            process="engine",
+            plan=registry.plan,
+            config=config,
+            sys_path=[os.path.abspath(folder) for folder in sys.path],
+            log_level=logging.getLevelName(log.getEffectiveLevel()).lower(),
+            serving=True,
+        )
+        self._limits = config.service
+        self._listener = listener
+        self._lock = threading.RLock()
+        self._ledger = Ledger()
+        self._calls: dict[int, Handler] = {}
+        self._num_calls = 0
+        self._returning: deque[str] = deque()
+        """Requests to give back one at a time, ..."""
+        self._on_trial: str | None = None
+        """... the one that has to get a token first, ..."""
+        self._waiting: list[str] = []
+        """... and those that follow all at once: they were in no step."""
+        self._held: list[tuple[Future[Any], Callable[[], None]]] = []
+        """Calls that wait until every request is back."""
+        self._state: State = "starting"
+        self._reason = ""
+        self._restarts = self._deaths_in_a_row = 0
+        self._quiet_s = 0.0
+        self._beat = Beat()
+        self._child = Child(self._start, FromEngine)
+        self._thread = threading.Thread(target=self._run, name="engine-supervisor", daemon=True)
+
+    def wait(self) -> Ready:
+        """Wait until the engine takes requests. Raises the `EngineError` it could not start for."""
+        try:
+            ready = self._wait_until_ready()
+        except BaseException:
+            self._child.close()
+            raise
+        self._state = "ready"
+        self._thread.start()
+        return ready
+
+    # --- calls
+
+    def add(self, requests: Sequence[EngineRequest]) -> Future[Any]:
+        """Queue the sequences of one request; while the engine restarts, the call waits."""
+        future: Future[Any] = Future()
+
+        def accepted(answer: Answer) -> None:
+            if answer.fault is None:
+                future.set_result(None)
+                return
+            for request in requests:
+                self._ledger.close(request.request_id)
+            future.set_exception(answer.fault.error())
+
+        def send() -> None:
+            self._ledger.open(requests)
+            self._call(lambda call: Add(call, list(requests)), accepted)
+
+        self._when_whole(future, send)
+        return future
+
+    def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
+        """End requests in whatever state they are."""
+        future: Future[list[RequestDelta]] = Future()
+        with self._lock:
+            known = [request_id for request_id in request_ids if self._ledger.close(request_id)]
+            if known and not self._over():
+                self._call(lambda call: Abort(call, known), lambda answer: None)
+            self._next_trial()
+        future.set_result([RequestDelta(request_id=request_id, finish_reason="abort") for request_id in known])
+        return future
+
+    def reset_prefix_cache(self) -> Future[bool]:
+        """Forget cached prompt beginnings."""
+        future: Future[bool] = Future()
+        self._when_whole(future, lambda: self._call(ResetCache, lambda answer: future.set_result(answer.done)))
+        return future
+
+    def status(self) -> EngineStatus:
+        """Say how the engine is."""
+        state, reason = self._state, self._reason
+        age_s = max(self._quiet_s, self._beat.silence_s)
+        if state == "ready" and age_s > STALLED_S:
+            state, reason = "stalled", f"no sign of life for {age_s:.0f} s"
+        elif state == "ready" and self._beat.busy_s > SLOW_STEP_S:
+            state, reason = "stalled", f"a step has taken {self._beat.busy_s:.0f} s"
+        return EngineStatus(state, reason, age_s, self._restarts)
+
+    def stop(self) -> None:
+        """Ask the engine to end, and see to it."""
+        with self._lock:
+            already, self._state, self._reason = self._over(), "dead", self._reason or "shut down"
+        if not already:
+            self._child.channel.send(Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+        self._child.close(0.0 if already else GRACE_S)
+        with self._lock:
+            self._close_calls(Answer(0, Fault("EngineDead", f"the engine has stopped: {self._reason}")))
+            self._release_held()
+
+    def _over(self) -> bool:
+        return self._state == "dead"
+
+    # --- the life of the engine, in a thread of its own
+
+    def _run(self) -> None:
+        while not self._over():
+            try:
+                if self._state == "restarting":
+                    self._restart()
+                self._follow()
+            except EngineError as error:
+                if not self._over():
+                    self._bury(error)
+            except Exception as error:
+                log.exception("the supervisor of the engine has failed")
+                self._give_up(EngineDead(f"the supervisor of the engine has failed: {error!r}"))
+
+    def _follow(self) -> None:
+        """Take what the engine says, until it has ended or the end is wanted. Raises what it died of."""
+        while not self._over():
+            message = self._child.receive()
+            self._quiet_s = 0.0 if message is not None else self._quiet_s + TICK_S
+            if isinstance(message, Outputs):
+                self._take(message)
+            elif isinstance(message, Beat):
+                self._beat = message
+                self._check_pulse()
+            elif isinstance(message, Answer):
+                with self._lock:
+                    self._calls.pop(message.call)(message)
+            elif isinstance(message, Started):
+                with self._lock:
+                    self._ledger.start(message.request_ids)
+            elif message is None:
+                self._check_pulse()
+
+    def _take(self, outputs: Outputs) -> None:
+        with self._lock:
+            deltas = self._ledger.take(outputs.deltas)
+            if deltas:
+                self._deaths_in_a_row = 0
+                self._next_trial()
+        if outputs.stats is not None:
+            self._listener.observe(outputs.stats)
+        if deltas:
+            self._listener.deliver(deltas)
+
+    def _check_pulse(self) -> None:
+        """Kill an engine that is frozen: no sign of life, or a step without an end."""
+        silence_s, most_s = max(self._quiet_s, self._beat.silence_s), self._limits.heartbeat_timeout
+        if silence_s > most_s:
+            self._child.kill()
+            raise ProcessKilled(f"it gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed.")
+        if self._beat.busy_s > self._limits.step_timeout:
+            self._child.kill()
+            raise EngineDead(f"a step took more than {self._limits.step_timeout:g} s (--step-timeout); it was killed.")
+
+    def _bury(self, error: EngineError) -> None:
+        """Find out what goes on in the next life; or give up."""
+        with self._lock:
+            self._state, self._reason = "restarting", str(error)
+            self._deaths_in_a_row += 1
+            first, waiting = self._ledger.bury(by_hand=isinstance(error, ProcessKilled))
+            condemned = self._ledger.condemned()
+            self._returning, self._on_trial, self._waiting = deque(first), None, waiting
+            self._close_calls(Answer(0))  # what it had not answered comes back with the rest; its cache is empty
+        log.error("the engine has died, %d requests are open: %s", len(self._ledger), error)
+        if condemned:
+            self._listener.deliver(condemned)
+        self._child.close()
+        if self._deaths_in_a_row > self._limits.max_restarts:
+            self._give_up(
+                EngineDead(
+                    f"the engine died {self._deaths_in_a_row} times in a row without a token between (--max-restarts "
+                    f"{self._limits.max_restarts}); the last time: {error}"
+                )
+            )
+        self._pause()
+
+    def _pause(self) -> None:
+        """Wait before another attempt: not at all at first, then ever longer."""
+        until_s = time.monotonic() + min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._deaths_in_a_row - 1) - 1))
+        while time.monotonic() < until_s and not self._over():
+            time.sleep(TICK_S / 2)
+
+    def _restart(self) -> None:
+        """Start the next life. Raises what it could not start for."""
+        with self._lock:
+            if self._over():
+                return
+            self._restarts += 1
+            self._quiet_s, self._beat = 0.0, Beat()
+            self._child = Child(self._next_start(), FromEngine)
+        self._wait_until_ready()
+        with self._lock:
+            if self._over():
+                return
+            self._state, self._reason = "ready", ""
+            self._quiet_s = 0.0
+            self._next_trial()
+        log.warning("the engine is back (restart %d)", self._restarts)
+
+    def _next_start(self) -> Start:
+        """Each life of the engine writes a journal of its own."""
+        config = self._start.config
+        if config.scheduler.journal is not None:
+            path = f"{config.scheduler.journal}.{self._restarts}"
+            config = dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, journal=path))
+        return Start(
+            **{**{name: getattr(self._start, name) for name in self._start.__struct_fields__}, "config": config}
+        )
+
+    def _wait_until_ready(self) -> Ready:
+        while True:
+            message = self._child.receive()
+            if isinstance(message, Ready):
+                return message
+            if self._over():
+                raise EngineDead("shut down while it was starting")
+
+    def _give_up(self, death: EngineDead) -> None:
+        with self._lock:
+            self._state, self._reason = "dead", str(death)
+            self._release_held()
+        self._child.close()
+        self._listener.died(death)
+
+    # --- the way back of requests; with the lock held
+
+    def _when_whole(self, future: Future[Any], call: Callable[[], None]) -> None:
+        """Make a call now, or when every request is back that the engine lost."""
+        with self._lock:
+            self._held.append((future, call))
+            if self._over() or (self._state == "ready" and not self._returning and self._on_trial is None):
+                self._release_held()
+
+    def _release_held(self) -> None:
+        """Make the calls that waited, but for those nobody waits for any more."""
+        held, self._held = self._held, []
+        for future, call in held:
+            if not future.set_running_or_notify_cancel():
+                continue
+            if self._over():
+                future.set_exception(EngineDead(f"the engine has stopped: {self._reason}"))
+            else:
+                call()
+
+    def _next_trial(self) -> None:
+        """Give the next request back once the one before has got a token; then let everything else come."""
+        if self._state != "ready" or (self._on_trial is not None and self._ledger.is_untried(self._on_trial)):
+            return
+        self._on_trial = None
+        while self._returning and self._on_trial is None:
+            request = self._ledger.resumption(self._returning.popleft())
+            if request is not None:
+                self._on_trial = request.request_id
+                self._give_back(request)
+        if self._on_trial is not None:
+            return
+        waiting, self._waiting = self._waiting, []
+        for request in filter(None, map(self._ledger.resumption, waiting)):
+            self._give_back(request)
+        self._release_held()
+
+    def _give_back(self, request: EngineRequest) -> None:
+        def accepted(answer: Answer) -> None:
+            if answer.fault is not None and self._ledger.close(request.request_id):
+                failed = RequestDelta(request_id=request.request_id, finish_reason="error", error=answer.fault.message)
+                self._listener.deliver([failed])
+                self._next_trial()
+
+        self._call(lambda call: Add(call, [request], resumed=True), accepted)
+
+    def _call(self, message: Callable[[int], Any], handler: Handler) -> None:
+        self._num_calls += 1
+        self._calls[self._num_calls] = handler
+        self._child.channel.send(message(self._num_calls))
+
+    def _close_calls(self, answer: Answer) -> None:
+        calls, self._calls = self._calls, {}
+        for handler in calls.values():
+            handler(answer)

@@ -1,0 +1,87 @@
+"""The first thing that runs in a process of the engine: `python -P -m core.process.child FOLDER`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import msgspec
+import zmq
+
+from core.config.logs import setup_logging
+from core.errors import EngineError
+from core.plugin import load_plan
+from core.process.channel import Channel, folder_of
+from core.process.messages import Failed, Stage, Start
+from core.process.spawn import FIRST_STAGE
+
+log = logging.getLogger(__name__)
+
+
+class ParentChannel(Channel):
+    """The child's end, which remembers the stage it has told its parent."""
+
+    stage_name = FIRST_STAGE
+
+    def expect(self, kinds: Any) -> None:
+        """Say which messages follow the first one: a union of structs."""
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+
+    def stage(self, name: str) -> None:
+        """Tell the parent what begins now."""
+        self.stage_name = name
+        self.send(Stage(name))
+
+
+def main(address: str) -> None:
+    """Run the role the parent asks for; never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides about our end, and its own tells us
+    folder = folder_of(address)
+    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+    channel = ParentChannel.connect(folder, Start)
+    status = 0
+    process = "?"
+    try:
+        start: Start = channel.receive()
+        process = start.process
+        _run(start, channel)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        status = 1
+        if not isinstance(error, EngineError):
+            traceback.print_exc()
+        channel.send(Failed(process=process, stage=channel.stage_name, kind=type(error).__name__, message=str(error)))
+    finally:
+        channel.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    zmq.Context.instance().destroy(linger=1000)  # what was said still gets a second to arrive
+    os._exit(status)  # threads that hang in a collective or a driver must not keep us
+
+
+def _run(start: Start, channel: ParentChannel) -> None:
+    sys.path += [folder for folder in start.sys_path if folder not in sys.path]
+    setup_logging(start.log_level)
+    channel.stage("loading the plugins")
+    registry = load_plan(start.plan, start.process)
+    registry.process_started(start.process)
+    module, _, function = start.target.partition(":")
+    channel.stage(f"importing {module}")
+    getattr(importlib.import_module(module), function)(start, registry, channel)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, which is the parent's end."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,68 @@
+"""What every process of an engine says to the one that started it, and is told first.
+
+Plain msgspec structs: nothing that crosses a socket can carry code. A role adds messages of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from core import errors
+from core.config import EngineConfig
+from core.plugin import PluginPlan
+
+
+class Start(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """The first message to a process: all it needs to know."""
+
+    target: str
+    """`module:function` to run, with (start, registry, channel)."""
+    process: str
+    """Its name in logs and errors: "engine", "worker 1"."""
+    plan: PluginPlan
+    """Plugins to load; a process that has others installed refuses to start."""
+    config: EngineConfig
+    sys_path: list[str]
+    """Where the starting process finds modules; searched after everything else."""
+    log_level: str = "warning"
+    rank: int = 0
+    serving: bool = False
+
+
+class Stage(msgspec.Struct, frozen=True, tag=True):
+    """What the process begins to do, until it is ready."""
+
+    name: str
+
+
+class Failed(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """The process has to end, and why."""
+
+    process: str
+    stage: str
+    kind: str
+    """Name of the exception's class."""
+    message: str
+
+    def error(self) -> errors.EngineError:
+        """Return the exception to raise where the process was started: of the same class, if it is one of ours."""
+        ours = getattr(errors, self.kind, None)
+        where = f"  stage: {self.stage}, in process {self.process!r}"
+        if isinstance(ours, type) and issubclass(ours, errors.EngineError) and ours is not errors.InvalidRequest:
+            return ours(f"{self.message}\n{where}")
+        return errors.EngineError(f"process {self.process!r} has failed\n{where}\n  cause: {self.kind}: {self.message}")
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life, sent about every second by a thread that does nothing else."""
+
+    busy_s: float = 0.0
+    """How long the step under way has taken so far."""
+    silence_s: float = 0.0
+    """How long the most silent process below this one has given no sign of life."""
+
+
+BEAT_S: Final = 1.0
+"""Seconds between two beats."""

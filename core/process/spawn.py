@@ -1,0 +1,119 @@
+"""The parent's side of a process: start it, hear of it, end it. Nobody outlives who started it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from core.errors import EngineDead, ProcessKilled
+from core.process.channel import Channel
+from core.process.messages import Failed, Stage, Start
+
+TICK_S: Final = 0.1
+"""How often a waiting parent looks whether its child lives."""
+FIRST_STAGE: Final = "starting Python"
+
+
+class Child:
+    """One process, running `start.target`.
+
+    With `leader` it leads a process group of its own: a Ctrl-C at the terminal passes it by, and killing it kills
+    what it has started, too.
+    """
+
+    def __init__(
+        self, start: Start, kinds: Any, *, leader: bool = True, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = start.process
+        self.stage = FIRST_STAGE
+        self.channel = Channel.listen(kinds)
+        self._leader = leader
+        self._since_s = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "core.process.child", self.channel.folder],
+            stdin=subprocess.PIPE,  # never written to: its end tells the child that we have ended
+            env={**os.environ, **(environment or {})},
+            process_group=0 if leader else None,
+        )
+        self.channel.send(start)
+
+    @property
+    def pid(self) -> int:
+        """The process' number."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether it still runs; a frozen one does."""
+        return self._process.poll() is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Say whether SIGKILL ended it: somebody outside, or the system for want of memory."""
+        return self._process.poll() == -signal.SIGKILL
+
+    def receive(self, timeout_s: float = TICK_S) -> Any:
+        """Return the next message of the child's role, or None when none came in time.
+
+        Raises the `EngineError` the child ends with, and one that says how it ended if it could not say so itself.
+        """
+        alive = self.is_alive  # asked first: what it sent before its end is still to be read
+        message = self.channel.receive(timeout_s if alive else 0)
+        if isinstance(message, Failed):
+            raise message.error()
+        if isinstance(message, Stage):
+            self.channel.hide()
+            self.stage = message.name
+            return None
+        if message is None and not alive:
+            raise (ProcessKilled if self.was_killed else EngineDead)(self.obituary())
+        return message
+
+    def obituary(self) -> str:
+        """Return what is known of an end nobody announced: the stage it was in, how and when it ended."""
+        status = self._process.wait()
+        cause = f"it exited with status {status}"
+        if status < 0:
+            cause = f"it was killed by {signal.Signals(-status).name}"
+        if self.was_killed:
+            cause += ", by somebody or by the system for want of memory (`dmesg` tells)"
+        return (
+            f"process {self.name!r} (pid {self.pid}) has ended\n  stage: {self.stage}\n"
+            f"  cause: {cause}, {time.monotonic() - self._since_s:.1f} s after its start"
+        )
+
+    def kill(self) -> None:
+        """End it at once, and, if it leads a group, all of that; frozen ones too."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._leader:
+                os.killpg(self.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Wait `grace_s` for it to end by itself, then kill it; nothing of it is left. Safe to call twice."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        self.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self.channel.close()
+
+
+def thread_environment(num_threads: int) -> dict[str, str]:
+    """Return the environment of a process that computes with `num_threads` threads and must leave others theirs.
+
+    Read by OpenMP and BLAS when they are loaded, so it cannot be set later.
+    """
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "MKL_NUM_THREADS": str(num_threads),
+        "OPENBLAS_NUM_THREADS": str(num_threads),
+    }
