@@ -28,23 +28,27 @@ class Serve:
 
     def run(self, context: Any) -> int:
         """Serve; returns when the server has stopped."""
-        registry = context.registry
-        server = registry.choose("servers")
-        parts = [(registered, registry.load(registered)) for registered in (server, *registry.entries("routes"))]
-        (_, make_server), *groups = parts
-        if hasattr(make_server, "check"):
-            with registry.blame(server):
-                make_server.check(context.config)
-        from core import AsyncLLM  # lazy: torch is slow to import, and what is missing is said before
+        from core import AsyncLLM  # lazy: slow to import
 
-        engine = AsyncLLM.from_config(context.config, registry)
+        registry = context.registry
+        server, routes = registry.choose("servers"), registry.entries("routes")
+        parts = (server, *routes)
+        makers: list[Any] = []
+
+        def load_parts() -> None:
+            makers.extend(registry.load(registered) for registered in parts)
+            if hasattr(makers[0], "check"):
+                with registry.blame(server):
+                    makers[0].check(context.config)
+
+        engine = AsyncLLM.from_config(context.config, registry, meanwhile=load_parts)
         try:
-            made = {}
-            for registered, make in groups:
+            (make_server, *make_routes), groups = makers, {}
+            for registered, make in zip(routes, make_routes, strict=True):
                 with registry.blame(registered):
-                    made[registered.entry.name] = make(engine, engine.config)
+                    groups[registered.entry.name] = make(engine, engine.config)
             with registry.blame(server):
-                status: int = make_server(engine, engine.config, made).run()
+                status: int = make_server(engine, engine.config, groups).run()
         finally:
             engine.shutdown()
         return status

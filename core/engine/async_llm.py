@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -39,16 +39,18 @@ class AsyncLLM:
         """Load a model; keywords as in `LLM`."""
         if model is not None:
             kwargs["model"] = model
-        self._open(*load_from_kwargs(kwargs))
+        self._open(*load_from_kwargs(kwargs), meanwhile=lambda: None)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, registry: Registry) -> Self:
-        """Return an engine for a complete configuration and loaded plugins."""
+    def from_config(
+        cls, config: EngineConfig, registry: Registry, *, meanwhile: Callable[[], None] | None = None
+    ) -> Self:
+        """Return an engine for a complete configuration and loaded plugins; `meanwhile` is called while it starts."""
         engine = cls.__new__(cls)
-        engine._open(config, registry)
+        engine._open(config, registry, meanwhile or (lambda: None))
         return engine
 
-    def _open(self, config: EngineConfig, registry: Registry) -> None:
+    def _open(self, config: EngineConfig, registry: Registry, meanwhile: Callable[[], None]) -> None:
         self._mailboxes: dict[str, Mailbox] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._last = StepStats(step_s=0.0, num_running=0, num_waiting=0, kv_usage=0.0)
@@ -56,10 +58,11 @@ class AsyncLLM:
         listener = Listener(self._deliver_soon, self._observe, self._died_soon)
         self._client: EngineClient
         if config.service.disable_frontend_multiprocessing:
+            meanwhile()
             self._front, core = open_here(config, registry, serving=True)
             self._client = InProcess(core, listener)
         else:
-            self._front, self._client = open_apart(config, registry, listener)
+            self._front, self._client = open_apart(config, registry, listener, meanwhile)
         self._outputs = OutputProcessor(self._front.tokenizer)
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,8 +81,10 @@ def open_here(config: EngineConfig, registry: Registry, *, serving: bool) -> tup
     return front, built.core
 
 
-def open_apart(config: EngineConfig, registry: Registry, listener: Listener) -> tuple[Front, EngineClient]:
-    """Start an engine in a process of its own. Raises as `open_here`."""
+def open_apart(
+    config: EngineConfig, registry: Registry, listener: Listener, meanwhile: Callable[[], None]
+) -> tuple[Front, EngineClient]:
+    """Start an engine in a process of its own, do other things meanwhile, and wait for it. Raises as `open_here`."""
     try:
         from core.engine.supervised import Supervised  # lazy: an engine in this process needs no sockets
     except ModuleNotFoundError as error:
@@ -95,6 +97,7 @@ def open_apart(config: EngineConfig, registry: Registry, listener: Listener) -> 
     try:
         source = find_model(config, registry)
         renderer = load_text(config, registry, source)
+        meanwhile()
         ready = client.wait()
         front = make_front(ready.config, registry, source, renderer, ready.info)
         registry.check_combination()
