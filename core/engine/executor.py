@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from core.kv_spec import KVLayout
 from core.step import StepPlan, StepResult, WorkerInfo
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts import ModelSource
     from core.plugin import Registry
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class UniExecutor:
@@ -27,11 +31,11 @@ class UniExecutor:
 
     def start(self) -> WorkerInfo:
         """Build the model."""
-        return self._alive().start()
+        return self._call(self._alive().start)
 
     def allocate(self, layout: KVLayout) -> None:
         """Allocate the KV cache."""
-        self._alive().allocate(layout)
+        self._call(self._alive().allocate, layout)
 
     def submit(self, plan: StepPlan) -> None:
         """Queue one plan."""
@@ -41,6 +45,12 @@ class UniExecutor:
         """Return the result of the oldest plan; raises what the step raised."""
         oldest = self._queue.popleft()
         return self._run(oldest) if isinstance(oldest, StepPlan) else oldest.result()
+
+    def _call(self, method: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call a method in the thread that computes, so that OpenMP keeps one set of threads, not two."""
+        if self._thread is None:
+            return method(*arguments, **keywords)
+        return self._thread.submit(method, *arguments, **keywords).result()
 
     def _run(self, plan: StepPlan) -> StepResult:
         return self._alive().execute(plan).get()

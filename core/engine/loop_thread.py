@@ -38,7 +38,7 @@ class LoopThread:
         self._deliver = deliver
         self._died = died
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="engine-loop", daemon=True)
         self._error: BaseException | None = None
         self._stopping = self._ended = False
         self._stepping_since_s: float | None = None
@@ -80,7 +80,8 @@ class LoopThread:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Turn the loop in this thread until `stop` is called or a step raises what ends it."""
         try:
             while self._turn():
                 pass

@@ -14,6 +14,7 @@ from core.engine.loop_thread import LoopThread
 from core.engine.messages import Abort, Add, Answer, Fault, Outputs, Ready, ResetCache, Started, Stop, ToEngine
 from core.engine.resolve import resolve
 from core.process.messages import BEAT_S, Beat, Start
+from core.process.spawn import TICK_S
 
 if TYPE_CHECKING:
     from core.engine.core import EngineCore
@@ -35,36 +36,46 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
 
 
 class EngineProcess:
-    """Takes calls in the main thread, steps in another, and beats in a third."""
+    """Steps in the main thread, takes calls in another, and beats in a third.
+
+    The thread that loaded the model also computes: OpenMP keeps its threads for each thread that calls it, and would
+    see more of them than there are cores.
+    """
 
     def __init__(self, core: EngineCore, channel: ParentChannel, *, with_stats: bool) -> None:
         self._core = core
         self._channel = channel
         self._stats: StepStats | None = None
-        self._died: BaseException | None = None
         self._ended = threading.Event()
-        self._loop = LoopThread(core, self._deliver, self._end)
+        self._loop = LoopThread(core, self._deliver, died=lambda error: None)
         core.starting = lambda request_ids: channel.send(Started(request_ids))
         if with_stats:
             core.observe = self._observe
 
     def run(self, ready: Ready) -> None:
         """Serve calls until `Stop`, or until the engine dies."""
-        self._loop.start()
+        listener = threading.Thread(target=self._listen, name="listener", daemon=True)
+        listener.start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
         self._channel.stage("serving")
         self._channel.send(ready)
-        while not self._ended.is_set():
-            message = self._channel.receive(BEAT_S)
-            if isinstance(message, Stop):
-                break
-            if message is not None:
-                self._take(message)
+        self._loop.run()
         self._ended.set()
-        self._loop.stop()
-        if self._died is not None:
-            raise self._died
+        listener.join()  # sockets must not be closed under it
+        if self._loop.error is not None:
+            raise self._loop.error
+
+    def _listen(self) -> None:
+        try:
+            while not self._ended.is_set():
+                message = self._channel.receive(TICK_S)
+                if isinstance(message, Stop):
+                    return
+                if message is not None:
+                    self._take(message)
+        finally:
+            self._loop.stop()
 
     def _take(self, message: Add | Abort | ResetCache) -> None:
         core, call = self._core, message.call
@@ -90,10 +101,6 @@ class EngineProcess:
         stats, self._stats = self._stats, None
         if deltas or stats is not None:
             self._channel.send(Outputs(list(deltas), stats))
-
-    def _end(self, error: BaseException) -> None:
-        self._died = error
-        self._ended.set()
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

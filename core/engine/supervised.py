@@ -137,12 +137,12 @@ class Supervised:
     def stop(self) -> None:
         """Ask the engine to end, and see to it."""
         with self._lock:
-            already, self._state, self._reason = self._over(), "dead", self._reason or "shut down"
-        if not already:
+            was, self._state, self._reason = self._state, "dead", self._reason or "shut down"
+        if was == "ready":
             self._child.channel.send(Stop())
         if self._thread.is_alive():
             self._thread.join()
-        self._child.close(0.0 if already else GRACE_S)
+        self._child.close(GRACE_S if was == "ready" else 0.0)
         with self._lock:
             self._close_calls(Answer(0, Fault("EngineDead", f"the engine has stopped: {self._reason}")))
             self._release_held()
