@@ -22,6 +22,7 @@ from core.types import PromptType, RequestMetrics, RequestOutput, RequestOutputK
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts import ChatRenderer, ModelSource, Tokenizer
+    from core.engine.core import EngineCore
     from core.engine.sinks import Sinks
     from core.plugin import Registry
 
@@ -59,12 +60,15 @@ class AsyncLLM:
         self._client: EngineClient
         if config.service.disable_frontend_multiprocessing:
             meanwhile()
-            self._front, core = open_here(config, registry, serving=True)
-            self._client = InProcess(core, listener)
+            self._client = InProcess(partial(self._open_here, config, registry), listener)
         else:
             self._front, self._client = open_apart(config, registry, listener, meanwhile)
         self._outputs = OutputProcessor(self._front.tokenizer)
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
+
+    def _open_here(self, config: EngineConfig, registry: Registry) -> EngineCore:
+        self._front, core = open_here(config, registry, serving=True)
+        return core
 
     # --- what routes read
 

@@ -67,11 +67,17 @@ class EngineClient(Protocol):
 class InProcess:
     """An engine core in a thread of this process. Nothing restarts it."""
 
-    def __init__(self, core: EngineCore, listener: Listener) -> None:
-        self._core = core
+    def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
+        """Make the core in the thread it will run in; raises what that raises."""
         self._listener = listener
-        self._loop = LoopThread(core, self._deliver, listener.died)
-        core.observe = listener.observe
+        self._core: EngineCore
+
+        def make() -> EngineCore:
+            self._core = make_core()
+            self._core.observe = listener.observe
+            return self._core
+
+        self._loop = LoopThread(make, self._deliver, listener.died)
         self._loop.start()
 
     def add(self, requests: Sequence[EngineRequest]) -> Future[Any]:

@@ -14,7 +14,9 @@ import msgspec
 from core.step import EngineRequest, RequestDelta
 
 MOST_STRIKES: Final = 2
-"""A request that was found to have killed the engine this often, at the same token, is not tried again."""
+"""A request that was found to have killed the engine this often, in the same place, is not tried again."""
+LOST_TOKENS: Final = 16
+"""The last tokens before a crash may not arrive, so that the same place can look different by as many."""
 
 
 @dataclass(slots=True)
@@ -28,13 +30,19 @@ class Debt:
     """Prompt positions whose log-probabilities were given."""
     repeated: int = 0
     """How many of them this life gives once more."""
+    given: bool = True
+    """The engine has it."""
     started: bool = False
-    """A step of this life computed some of it."""
-    moved: bool = False
-    """It got a token in this life."""
+    """The engine is computing it."""
     strikes: int = 0
     struck_at: int = -1
     """Number of tokens it had at its last strike."""
+    guilty: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """Say whether it has got no token since it was in a step the engine died in."""
+        return self.struck_at == len(self.token_ids)
 
 
 class Ledger:
@@ -46,18 +54,13 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._debts)
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: str | None) -> bool:
         return request_id in self._debts
 
     def open(self, requests: Iterable[EngineRequest]) -> None:
         """Take requests on."""
         for request in requests:
             self._debts[request.request_id] = Debt(request)
-
-    def is_untried(self, request_id: str) -> bool:
-        """Say whether a request is open and has got no token in this life."""
-        debt = self._debts.get(request_id)
-        return debt is not None and not debt.moved
 
     def close(self, request_id: str) -> bool:
         """Forget a request; False if it is unknown."""
@@ -78,7 +81,7 @@ class Ledger:
                 continue
             if delta.token_ids:
                 debt.token_ids += delta.token_ids
-                debt.started = debt.moved = True
+                debt.started = True
             if delta.prompt_logprobs:
                 delta = _without_repeated(debt, delta)
             if delta.finish_reason is not None:
@@ -86,28 +89,33 @@ class Ledger:
             news.append(delta)
         return news
 
-    def bury(self, *, by_hand: bool) -> tuple[list[str], list[str]]:
-        """The engine has died: return the requests it was computing and the others, each in order of arrival.
+    def rest(self, request_id: str) -> None:
+        """The engine has not got this request any more, for now."""
+        if request_id in self._debts:
+            self._debts[request_id].given = self._debts[request_id].started = False
 
-        Computed ones without a token in this life are suspects, else all computed ones. A strike goes to each, but
-        if somebody killed the engine `by_hand`, only to one who is the only suspect. Strikes count while the request
-        does not get past the token it had.
+    def bury(self, *, by_hand: bool) -> tuple[list[str], list[str]]:
+        """The engine has died: return the requests to try alone, the least suspicious first, and all others.
+
+        Whatever it was computing is suspect, and gets a strike if it was alone or if nobody killed the engine
+        `by_hand`. Strikes count in one place. Guilty is who has enough of them and was alone at the last.
         """
-        running = {rid: debt for rid, debt in self._debts.items() if debt.started}
-        suspects = [debt for debt in running.values() if not debt.moved] or list(running.values())
-        for debt in suspects:
-            if debt.struck_at != len(debt.token_ids):
-                debt.strikes, debt.struck_at = 0, len(debt.token_ids)
-            debt.strikes += len(suspects) == 1 or not by_hand
-        first = sorted(running, key=lambda rid: running[rid].strikes)
-        waiting = [rid for rid in self._debts if rid not in running]
-        for debt in self._debts.values():
-            debt.started = debt.moved = False
-        return first, waiting
+        given = [debt for debt in self._debts.values() if debt.given]
+        running = [debt for debt in given if debt.started] or given  # the news of a first step may be lost with it
+        for debt in running:
+            if len(debt.token_ids) - debt.struck_at > (0 if by_hand else LOST_TOKENS):
+                debt.strikes = 0
+            debt.struck_at = len(debt.token_ids)
+            debt.strikes += len(running) == 1 or not by_hand
+            debt.guilty = len(running) == 1 and debt.strikes >= MOST_STRIKES
+        for debt in given:
+            debt.given = debt.started = False
+        trials = {rid: debt.strikes for rid, debt in self._debts.items() if debt.is_suspect}
+        return sorted(trials, key=trials.__getitem__), [rid for rid in self._debts if rid not in trials]
 
     def condemned(self) -> list[RequestDelta]:
         """Return, once, the ends of the requests that must not be tried again."""
-        guilty = [rid for rid, debt in self._debts.items() if debt.strikes >= MOST_STRIKES]
+        guilty = [rid for rid, debt in self._debts.items() if debt.guilty]
         for request_id in guilty:
             del self._debts[request_id]
         message = f"the engine died {MOST_STRIKES} times while it computed this request, so it is not tried again"
@@ -118,7 +126,7 @@ class Ledger:
         debt = self._debts.get(request_id)
         if debt is None:
             return None
-        debt.repeated = debt.num_prompt_logprobs
+        debt.given, debt.repeated = True, debt.num_prompt_logprobs
         sampling = debt.request.sampling
         if debt.token_ids and sampling.prompt_logprobs is not None:
             sampling = sampling.clone(prompt_logprobs=None)  # complete before the first token

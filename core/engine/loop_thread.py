@@ -22,7 +22,8 @@ Command = tuple[Callable[[], Any] | None, "Future[Any]"]
 
 
 class LoopThread:
-    """Runs an engine core in a thread of its own.
+    """Makes an engine core and runs it, all in one thread: OpenMP has threads for each thread that calls it, and would
+    count more of them than there are cores.
 
     Commands run between steps, in order. `deliver` (after every step, with what it brought) and `died` are called
     from the thread.
@@ -30,11 +31,13 @@ class LoopThread:
 
     def __init__(
         self,
-        core: EngineCore,
+        make_core: Callable[[], EngineCore],
         deliver: Callable[[Sequence[RequestDelta]], None],
         died: Callable[[BaseException], None],
     ) -> None:
-        self._core = core
+        self._make_core = make_core
+        self._core: EngineCore
+        self._made: Future[None] = Future()
         self._deliver = deliver
         self._died = died
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -44,8 +47,9 @@ class LoopThread:
         self._stepping_since_s: float | None = None
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread and wait until the core is made, in it; raises what that raises."""
         self._thread.start()
+        self._made.result()
 
     @property
     def error(self) -> BaseException | None:
@@ -82,6 +86,12 @@ class LoopThread:
 
     def run(self) -> None:
         """Turn the loop in this thread until `stop` is called or a step raises what ends it."""
+        try:
+            self._core = self._make_core()
+        except BaseException as error:  # noqa: BLE001 - it is for the one who starts us
+            self._made.set_exception(error)
+            return
+        self._made.set_result(None)
         try:
             while self._turn():
                 pass

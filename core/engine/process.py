@@ -36,18 +36,14 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
 
 
 class EngineProcess:
-    """Steps in the main thread, takes calls in another, and beats in a third.
-
-    The thread that loaded the model also computes: OpenMP keeps its threads for each thread that calls it, and would
-    see more of them than there are cores.
-    """
+    """Steps in the main thread, which has loaded the model, takes calls in another, and beats in a third."""
 
     def __init__(self, core: EngineCore, channel: ParentChannel, *, with_stats: bool) -> None:
         self._core = core
         self._channel = channel
         self._stats: StepStats | None = None
         self._ended = threading.Event()
-        self._loop = LoopThread(core, self._deliver, died=lambda error: None)
+        self._loop = LoopThread(lambda: core, self._deliver, died=lambda error: None)
         core.starting = lambda request_ids: channel.send(Started(request_ids))
         if with_stats:
             core.observe = self._observe

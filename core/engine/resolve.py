@@ -41,6 +41,7 @@ def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resol
     Raises `ModelError` when nobody knows the model and `ConfigError` for settings that exclude each other.
     """
     source = find_model(config, registry)
+    _check_split(config, registry, source)
     platform = _pick_platform(config, registry)
     decisions = _decide(config, source, platform, serving)
     changed = registry.resolve(decisions)
@@ -56,6 +57,32 @@ def find_model(config: EngineConfig, registry: Registry) -> ModelSource:
             "name of a plugin's own (such as `scripted:`). Check the spelling, and `engine plugins list` for what is on."
         )
     return source
+
+
+def _num_ranks(config: EngineConfig) -> int:
+    return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+
+
+def _check_split(config: EngineConfig, registry: Registry, source: ModelSource) -> None:
+    """Raise `ConfigError` when the model cannot be spread over so many ranks, before any of them is started."""
+    parallel = config.parallel
+    if _num_ranks(config) == 1:
+        return
+    if parallel.distributed_executor_backend == "uni":
+        raise ConfigError(
+            f"--distributed-executor-backend uni runs one worker, not {_num_ranks(config)} ranks "
+            f"(--tensor-parallel-size {parallel.tensor_parallel_size} times --pipeline-parallel-size "
+            f"{parallel.pipeline_parallel_size}); leave it out, or choose mp."
+        )
+    from core.worker.loading import read_spec  # lazy: torch is slow to import
+
+    check = getattr(read_spec(config, source, registry), "check_split", None)
+    if check is None:
+        raise ConfigError(
+            f"the architecture {source.architecture!r} does not say how it splits over ranks; leave out "
+            "--tensor-parallel-size and --pipeline-parallel-size."
+        )
+    check(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
 
 
 def _pick_platform(config: EngineConfig, registry: Registry) -> Platform:
@@ -104,7 +131,7 @@ def _decide(config: EngineConfig, source: ModelSource, platform: Platform, servi
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
         "attention_backend": config.attention.attention_backend,
-        "executor": config.parallel.distributed_executor_backend or "uni",
+        "executor": config.parallel.distributed_executor_backend or ("uni" if _num_ranks(config) == 1 else "mp"),
         "async_scheduling": bool(scheduler.async_scheduling),
     }
 

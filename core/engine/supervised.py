@@ -38,8 +38,8 @@ Handler = Callable[[Answer], None]
 class Supervised:
     """Speaks to the engine's process and starts another when it ends, or gives no sign of life.
 
-    After a death, the requests that were being computed come back one at a time, each when the one before has got a
-    token: so one that kills the engine is found, and its neighbours go on.
+    After a death, each request that was being computed is tried alone, for a token, before all go on together: so one
+    that kills the engine is found, and its neighbours are not blamed.
     """
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
@@ -60,11 +60,11 @@ class Supervised:
         self._calls: dict[int, Handler] = {}
         self._num_calls = 0
         self._returning: deque[str] = deque()
-        """Requests to give back one at a time, ..."""
+        """Requests to try alone, ..."""
         self._on_trial: str | None = None
-        """... the one that has to get a token first, ..."""
-        self._waiting: list[str] = []
-        """... and those that follow all at once: they were in no step."""
+        """... the one under way, ..."""
+        self._acquitted: list[str] = []
+        """... and those to give back after that, all together."""
         self._held: list[tuple[Future[Any], Callable[[], None]]] = []
         """Calls that wait until every request is back."""
         self._state: State = "starting"
@@ -189,7 +189,7 @@ class Supervised:
             deltas = self._ledger.take(outputs.deltas)
             if deltas:
                 self._deaths_in_a_row = 0
-                self._next_trial()
+                self._judge(deltas)
         if outputs.stats is not None:
             self._listener.observe(outputs.stats)
         if deltas:
@@ -212,7 +212,7 @@ class Supervised:
             self._deaths_in_a_row += 1
             first, waiting = self._ledger.bury(by_hand=isinstance(error, ProcessKilled))
             condemned = self._ledger.condemned()
-            self._returning, self._on_trial, self._waiting = deque(first), None, waiting
+            self._returning, self._on_trial, self._acquitted = deque(first), None, waiting
             self._close_calls(Answer(0))  # what it had not answered comes back with the rest; its cache is empty
         log.error("the engine has died, %d requests are open: %s", len(self._ledger), error)
         if condemned:
@@ -295,31 +295,52 @@ class Supervised:
             else:
                 call()
 
+    def _judge(self, deltas: Sequence[RequestDelta]) -> None:
+        """Take the request on trial out of the engine again once it has got a token."""
+        name = self._on_trial
+        if name is None or not any(delta.request_id == name for delta in deltas):
+            return
+        if name not in self._ledger:  # it has ended
+            self._end_trial(name)
+        elif name not in self._acquitted:
+            self._acquitted.append(name)
+            self._call(lambda call: Abort(call, [name]), lambda answer: self._end_trial(name))
+
+    def _end_trial(self, name: str) -> None:
+        if self._on_trial == name:
+            self._ledger.rest(name)
+            self._on_trial = None
+            self._next_trial()
+
     def _next_trial(self) -> None:
-        """Give the next request back once the one before has got a token; then let everything else come."""
-        if self._state != "ready" or (self._on_trial is not None and self._ledger.is_untried(self._on_trial)):
+        """Try the next request alone; after the last one, let everything come back."""
+        if self._state != "ready" or self._on_trial in self._ledger:
             return
         self._on_trial = None
         while self._returning and self._on_trial is None:
-            request = self._ledger.resumption(self._returning.popleft())
-            if request is not None:
-                self._on_trial = request.request_id
-                self._give_back(request)
+            self._on_trial = self._give_back(self._returning.popleft())
         if self._on_trial is not None:
-            return
-        waiting, self._waiting = self._waiting, []
-        for request in filter(None, map(self._ledger.resumption, waiting)):
-            self._give_back(request)
-        self._release_held()
+            self._ledger.start([self._on_trial])
+        else:
+            acquitted, self._acquitted = self._acquitted, []
+            for name in acquitted:
+                self._give_back(name)
+            self._release_held()
 
-    def _give_back(self, request: EngineRequest) -> None:
+    def _give_back(self, name: str) -> str | None:
+        """Queue a request again, behind the tokens it has; return its name, or None if it has ended meanwhile."""
+        request = self._ledger.resumption(name)
+        if request is None:
+            return None
+
         def accepted(answer: Answer) -> None:
-            if answer.fault is not None and self._ledger.close(request.request_id):
-                failed = RequestDelta(request_id=request.request_id, finish_reason="error", error=answer.fault.message)
+            if answer.fault is not None and self._ledger.close(name):
+                failed = RequestDelta(request_id=name, finish_reason="error", error=answer.fault.message)
                 self._listener.deliver([failed])
                 self._next_trial()
 
         self._call(lambda call: Add(call, [request], resumed=True), accepted)
+        return name
 
     def _call(self, message: Callable[[int], Any], handler: Handler) -> None:
         self._num_calls += 1
