@@ -44,6 +44,7 @@ from core.errors import (
     InvalidRequest,
     ModelError,
     PluginError,
+    ProcessKilled,
     RequestFailed,
     did_you_mean,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "Option",
     "Platform",
     "PluginError",
+    "ProcessKilled",
     "QuantMethod",
     "QueuedRequest",
     "RequestDelta",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from core.errors import ModelError
+from core.errors import ConfigError, ModelError
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -261,6 +261,35 @@ class DecoderSpec:
                 raise ModelError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if not self.layers:
             raise ModelError("num_hidden_layers is 0; a model has at least one layer.")
+
+    def check_split(self, tensor: int, pipeline: int) -> None:
+        """Raise `ConfigError` when `tensor` ranks cannot split every layer, or `pipeline` stages have no layer each."""
+        if pipeline > len(self.layers):
+            raise ConfigError(
+                f"--pipeline-parallel-size {pipeline} is more than the {len(self.layers)} layers of the model; "
+                f"use at most {len(self.layers)}."
+            )
+        obstacle = self._obstacle(tensor)
+        if obstacle is not None:
+            most = min(layer.attention.heads for layer in self.layers)
+            fitting = [str(ranks) for ranks in range(1, most + 1) if self._obstacle(ranks) is None]
+            raise ConfigError(f"--tensor-parallel-size {tensor} {obstacle}; possible here: {', '.join(fitting)}.")
+
+    def _obstacle(self, ranks: int) -> str | None:
+        """Say why so many ranks cannot split the layers."""
+        for layer in set(self.layers):
+            attention, width = layer.attention, layer.mlp.width
+            kv_heads = attention.kv_heads
+            if attention.heads % ranks:
+                return f"does not divide the model's {attention.heads} attention heads"
+            if kv_heads % ranks and ranks % kv_heads:
+                return f"neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
+            if kv_heads % ranks and attention.qk_norm_full:
+                return f"is more than the model's {kv_heads} key-value heads, which are normalised together"
+            if width % ranks:
+                kind = "experts'" if isinstance(layer.mlp, MoeSpec) else "model's"
+                return f"does not divide the {kind} intermediate size {width}"
+        return None
 
 
 def _check_activation(name: str) -> None:

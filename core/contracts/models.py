@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from core.contracts.attention import AttentionBackend, ForwardBatch
     from core.kv_spec import LayerKV
     from core.model_spec import DecoderSpec
-    from core.nn.parallel import ParallelGroup
+    from core.nn.parallel import ParallelGroup, Pipeline
     from core.ops.table import OpTable
 
 
@@ -57,11 +57,16 @@ class BuildContext:
     ops: OpTable
     """The implementation chosen for every op (`core.ops.table`)."""
     group: ParallelGroup
-    """The tensor-parallel group of this rank; size 1 when the model is not split."""
+    """The tensor-parallel group of this rank; size 1 when layers are not split."""
+    pipeline: Pipeline
+    """The stage of this rank; the only one when layers are not shared out."""
 
 
 class ModuleSpec(Protocol):
-    """An architecture that is a module of its own instead of a `DecoderSpec`."""
+    """An architecture that is a module of its own instead of a `DecoderSpec`.
+
+    One that can be split over ranks has a method `check_split(tensor, pipeline)`, like `DecoderSpec`.
+    """
 
     vocab_size: int
 
@@ -77,11 +82,11 @@ class Architecture(Protocol):
 
 
 class Model(Protocol):
-    """A built model, as the runner drives it (a `torch.nn.Module`)."""
+    """A built model, or one stage of it, as the runner drives it (a `torch.nn.Module`)."""
 
     vocab_size: int
     kv_layers: Sequence[LayerKV]
-    """One per caching layer, in the order of `bind_kv`."""
+    """One per caching layer of this stage, in the order of `bind_kv`."""
 
     def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
         """Take the cache tensor of each caching layer; shapes are the attention backend's."""
@@ -90,10 +95,13 @@ class Model(Protocol):
         """Fill every parameter. Raises `ModelError` naming missing, unexpected and misshapen tensors."""
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden] for the tokens of one step."""
+        """Return hidden states [num_tokens, hidden] for the tokens of one step.
+
+        Stages receive from the one before and send to the one behind in here (`BuildContext.pipeline`).
+        """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, vocab] in float32 for n selected hidden states."""
+        """Return logits [n, vocab] in float32 for n selected hidden states. Only the last stage is asked."""
 
 
 class WeightLoader(Protocol):

@@ -10,7 +10,7 @@ from torch import nn
 from core.contracts import AttentionParams
 from core.errors import ModelError
 from core.kv_spec import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
-from core.nn.linear import Arrange, Linear, Slice
+from core.nn.linear import Linear, Slice
 from core.nn.norm import make_norm
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Attention(nn.Module):
             split="rows",
             bias=spec.qkv_bias,
             transposed=names.transposed,
-            arrange=_ungroup(spec) if names.qkv_grouped else None,
+            order=_ungrouped(spec) if names.qkv_grouped else None,
         )
         self.out = Linear(
             context,
@@ -128,13 +128,9 @@ def _kv_spec(spec: AttentionSpec, kv_heads: int, dtype: str) -> KVSpec:
     return FullAttention(kv_heads, spec.head_size, dtype)
 
 
-def _ungroup(spec: AttentionSpec) -> Arrange:
-    """Return what turns rows grouped by key-value head into queries, then keys, then values."""
-    per_kv = spec.heads // spec.kv_heads
-
-    def arrange(tensor: torch.Tensor) -> torch.Tensor:
-        grouped = tensor.view(spec.kv_heads, per_kv + 2, spec.head_size, *tensor.shape[1:])
-        parts = (grouped[:, :per_kv], grouped[:, per_kv], grouped[:, per_kv + 1])
-        return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
-
-    return arrange
+def _ungrouped(spec: AttentionSpec) -> list[int]:
+    """Return which heads of rows grouped by key-value head are the queries, then the keys, then the values."""
+    per_group = spec.heads // spec.kv_heads + 2
+    groups = [range(start, start + per_group) for start in range(0, spec.kv_heads * per_group, per_group)]
+    queries = [head for group in groups for head in group[:-2]]
+    return queries + [group[-2] for group in groups] + [group[-1] for group in groups]

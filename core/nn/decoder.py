@@ -11,7 +11,7 @@ from torch import nn
 from core.kv_spec import LayerKV
 from core.model_spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec, RopeSpec
 from core.nn.attention import Attention
-from core.nn.embedding import Embedding, Head
+from core.nn.embedding import Embedding, Head, VocabWeight
 from core.nn.linear import Linear
 from core.nn.mlp import Mlp
 from core.nn.moe import Moe
@@ -29,43 +29,80 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         super().__init__()
         names = spec.names
-        ignored = (*names.ignored, f"{names.head}.weight") if spec.tied_head else names.ignored
-        self._weights = WeightMap(rename=names.rename, ignored=ignored)
+        self._own = context.pipeline.layers(len(spec.layers))
+        self._weights = WeightMap(rename=names.rename, ignored=[*names.ignored, *self._of_others(spec, context)])
         self.spec = spec
         self.vocab_size = spec.vocab_size
+        self._pipeline = context.pipeline
+        self._dtype = context.dtype
         with torch.device(context.device):
-            self._build(spec, context)
+            self._build_first(spec, context)
+            self._build_layers(spec, context)
+            self._build_last(spec, context)
         self.kv_layers: Sequence[LayerKV] = [
-            LayerKV(names.layer.format(index), block.attention.kv_spec) for index, block in enumerate(self._blocks)
+            LayerKV(names.layer.format(index), block.attention.kv_spec)
+            for index, block in zip(self._own, self._blocks, strict=True)
         ]
 
-    def _build(self, spec: DecoderSpec, context: BuildContext) -> None:
+    def _of_others(self, spec: DecoderSpec, context: BuildContext) -> list[str]:
+        """Return patterns of the tensors that belong to other stages, or to nobody because the head is tied."""
+        names, stage = spec.names, context.pipeline
+        others = [f"{names.layer.format(index)}.*" for index in range(len(spec.layers)) if index not in self._own]
+        if not stage.is_first:
+            others.append(f"{names.positions}.weight")
+            if not (stage.is_last and spec.tied_head):
+                others.append(f"{names.embed}.weight")
+        if not stage.is_last:
+            others += [f"{names.final_norm}.*", f"{names.head}.*"]
+        elif spec.tied_head:
+            others.append(f"{names.head}.weight")
+        return others
+
+    def _build_first(self, spec: DecoderSpec, context: BuildContext) -> None:
+        """Make what turns tokens into vectors, on the first stage."""
         names, weights, hidden = spec.names, self._weights, spec.hidden_size
-        self.embed = Embedding(spec.vocab_size, hidden, context, weights, names.embed)
-        # Rounded like a stored weight would be: in bfloat16 the factor is one of its numbers.
-        self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
+        self.embed: Embedding | None = None
         self.positions: nn.Parameter | None
         self.register_parameter("positions", None)
+        if not context.pipeline.is_first:
+            return
+        self.embed = Embedding(spec.vocab_size, hidden, context, weights, names.embed)
+        self._embedding = context.ops.embedding
+        # Rounded like a stored weight would be: in bfloat16 the factor is one of its numbers.
+        self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
         if spec.learned_positions:
             table = empty_parameter(spec.learned_positions, hidden, dtype=context.dtype)
             self.register_parameter("positions", table)
             weights.add(f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor))
+
+    def _build_layers(self, spec: DecoderSpec, context: BuildContext) -> None:
+        """Make the layers of this stage."""
         rotaries: dict[RopeSpec, Rotary] = {}
         blocks = []
-        for index, layer in enumerate(spec.layers):
+        for index in self._own:
+            layer = spec.layers[index]
             rope = layer.attention.rope
             if rope is not None and rope not in rotaries:
                 rotaries[rope] = Rotary(rope, spec.max_positions, context)
             rotary = None if rope is None else rotaries[rope]
-            blocks.append(Block(layer, spec, names.layer.format(index), rotary, context, weights))
+            blocks.append(Block(layer, spec, spec.names.layer.format(index), rotary, context, self._weights))
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
         self._rotaries = tuple(rotaries.values())
+
+    def _build_last(self, spec: DecoderSpec, context: BuildContext) -> None:
+        """Make what turns vectors into logits, on the last stage."""
+        names, weights, hidden = spec.names, self._weights, spec.hidden_size
+        self.norm: Norm | None = None
+        self.head: Head | None = None
+        if not context.pipeline.is_last:
+            return
         self.norm = make_norm(spec.norm, hidden, context, weights, names.final_norm)
-        tied_to = self.embed if spec.tied_head else None
+        tied_to: VocabWeight | None = None
+        if spec.tied_head:  # without the first stage's embedding, it is loaded here as well
+            tied_to = self.embed or VocabWeight(spec.vocab_size, hidden, context, weights, names.embed)
         self.head = Head(spec.vocab_size, hidden, context, weights, names.head, tied_to=tied_to, bias=spec.head_bias)
         self._softcap = context.ops.softcap
-        self._embedding = context.ops.embedding
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name and shape of every checkpoint tensor the model expects."""
@@ -86,20 +123,31 @@ class Decoder(nn.Module):
             block.attention.cache = cache
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden], after the last norm."""
-        x = self.embed(batch.input_ids)
+        """Return hidden states [num_tokens, hidden]: after the last norm or, on earlier stages, as they were sent on."""
+        x = self._enter(batch)
+        residual: torch.Tensor | None = None
+        for block, plan in zip(self._blocks, batch.attention, strict=True):
+            x, residual = block(x, residual, batch.positions, plan)
+        out, stream = _join(self.norm, x, residual)
+        if not self._pipeline.is_last:
+            self._pipeline.send(stream)
+        return out
+
+    def _enter(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return what the first of our layers reads."""
+        if self.embed is None:
+            shape = (batch.input_ids.shape[0], self.spec.hidden_size)
+            return self._pipeline.receive(torch.empty(shape, dtype=self._dtype, device=batch.input_ids.device))
+        x: torch.Tensor = self.embed(batch.input_ids)
         if self._embed_scale != 1.0:
             x = x * self._embed_scale
         if self.positions is not None:
             x = x + self._embedding(batch.positions, self.positions)
-        residual: torch.Tensor | None = None
-        for block, plan in zip(self._blocks, batch.attention, strict=True):
-            x, residual = block(x, residual, batch.positions, plan)
-        out, _ = _join(self.norm, x, residual)
-        return out
+        return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32."""
+        assert self.head is not None, "only the last stage has a head"
         logits: torch.Tensor = self.head(hidden)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale

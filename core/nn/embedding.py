@@ -61,7 +61,7 @@ class Head(nn.Module):
         weights: WeightMap,
         prefix: str,
         *,
-        tied_to: Embedding | None = None,
+        tied_to: VocabWeight | None = None,
         bias: bool = False,
     ) -> None:
         super().__init__()

@@ -18,8 +18,6 @@ from core.nn.weights import WeightMap, empty_parameter, fill, place
 if TYPE_CHECKING:
     from core.contracts import BuildContext, LinearMethod
 
-Arrange = Callable[[torch.Tensor], torch.Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -85,7 +83,8 @@ class Linear(nn.Module):
     """y = x @ W.T + b for this rank's rows or columns.
 
     `split="rows"`: each rank computes its part of the output. `split="columns"`: each rank takes its part of the
-    input and the outputs are summed. `split=""`: every rank computes all.
+    input and the outputs are summed. `split=""`: every rank computes all. `order`: the checkpoint keeps the rows in
+    as many blocks of equal size, the first of ours being its `order[0]`-th.
     """
 
     adapter: Adapter | None
@@ -101,7 +100,7 @@ class Linear(nn.Module):
         split: str = "",
         bias: bool = False,
         transposed: bool = False,
-        arrange: Arrange | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.ops = context.ops
@@ -109,7 +108,7 @@ class Linear(nn.Module):
         self._group = context.group
         self._split = split
         self._transposed = transposed
-        self._arrange = arrange
+        self._order = order
         self.in_features = self._group.share(in_features, f"input of {prefix}") if split == "columns" else in_features
         self.slices = self._local(slices)
         self.out_features = sum(rows.stop - rows.start for rows in self.slices.values())
@@ -168,26 +167,33 @@ class Linear(nn.Module):
         def take(tensor: torch.Tensor) -> None:
             if self._transposed and suffix == "weight":
                 tensor = tensor.T
-            if self._arrange is not None:
-                tensor = self._arrange(tensor)
-            whole = len(slices) == len(self.slices) and (self._group.size == 1 or self._split != "rows")
-            if whole:
+            is_whole = len(slices) == len(self.slices) and (self._group.size == 1 or self._split != "rows")
+            if is_whole and self._order is None:
                 self._take(suffix, tensor, slice(0, self.out_features))
                 return
             start = 0
             for part in slices:
-                rows = tensor if len(slices) == 1 else tensor.narrow(0, start, part.size)
+                first, length = self._own_rows(part)
+                self._take(suffix, self._rows(tensor, start + first, length), self.slices[part.name])
                 start += part.size
-                self._take(suffix, self._cut_rows(rows, part), self.slices[part.name])
 
         return take
 
-    def _cut_rows(self, tensor: torch.Tensor, part: Slice) -> torch.Tensor:
-        if self._split != "rows" or self._group.size == 1:
-            return tensor
+    def _own_rows(self, part: Slice) -> tuple[int, int]:
+        """Return the first of a slice's rows that this rank holds, and how many they are."""
+        if self._split != "rows":
+            return 0, part.size
         parts = part.parts or self._group.size
-        length = tensor.shape[0] // parts
-        return tensor.narrow(0, self._group.rank * parts // self._group.size * length, length)
+        length = part.size // parts
+        return self._group.rank * parts // self._group.size * length, length
+
+    def _rows(self, tensor: torch.Tensor, first: int, length: int) -> torch.Tensor:
+        if self._order is None:
+            return tensor.narrow(0, first, length)
+        size = tensor.shape[0] // len(self._order)
+        blocks = tensor.view(-1, size, *tensor.shape[1:])
+        # Only the blocks that are named are copied, never the whole tensor.
+        return blocks[self._order[first // size : (first + length) // size]].view(-1, *tensor.shape[1:])
 
     def _take(self, suffix: str, tensor: torch.Tensor, rows: slice) -> None:
         if suffix == "bias":

@@ -1,4 +1,7 @@
-"""The ranks that split every layer of one model. A group of one does nothing."""
+"""The ranks that hold one model: those that split every layer, and the stages that share out the layers.
+
+The classes here are alone and do nothing; those that communicate are in `core.nn.collective`.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +39,32 @@ class ParallelGroup:
             return tensor
         length = tensor.shape[axis] // self.size
         return tensor.narrow(axis, self.rank * length, length)
+
+
+class Pipeline:
+    """This rank's place in the chain of stages that share out the layers. Subclasses communicate; this one is alone."""
+
+    def __init__(self, size: int = 1, rank: int = 0) -> None:
+        self.size = size
+        self.rank = rank
+        self.is_first = rank == 0
+        """It embeds tokens."""
+        self.is_last = rank == size - 1
+        """It has the head, and samples."""
+
+    def layers(self, total: int) -> range:
+        """Return the layers of this stage; the first ones take one more where they do not divide."""
+        each, more = divmod(total, self.size)
+        start = self.rank * each + min(self.rank, more)
+        return range(start, start + each + (self.rank < more))
+
+    def send(self, x: torch.Tensor) -> None:
+        """Give x to the next stage."""
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the stage before sends; x has its shape and may be overwritten."""
+        return x
+
+    def from_last(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last stage's x on every stage; each calls it with one of equal shape, which may be overwritten."""
+        return x

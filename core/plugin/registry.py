@@ -193,10 +193,14 @@ class Registry:
         answers = self.hooks.call("engine_scheduler_extensions", config=config)
         return tuple(extension for ref, found in answers for extension in _listed(ref, found))
 
-    def runner_extensions(self, config: EngineConfig) -> tuple[RunnerExtension, ...]:
-        """Return the worker halves of the features that are on."""
+    def runner_extensions(self, config: EngineConfig) -> tuple[tuple[Blame, RunnerExtension], ...]:
+        """Return the worker halves of the features that are on, each with what blames its plugin."""
         answers = self.hooks.call("engine_runner_extensions", config=config)
-        return tuple(extension for ref, found in answers for extension in _listed(ref, found))
+        return tuple(
+            (self.hooks.blame(ref, "failed in its runner extension"), extension)
+            for ref, found in answers
+            for extension in _listed(ref, found)
+        )
 
     def process_started(self, process: str) -> None:
         """Tell every plugin that this process has loaded them."""

@@ -16,7 +16,7 @@ import torch
 
 from core.contracts import AttentionParams, BuildContext, ForwardBatch
 from core.nn.linear import PlainWeights
-from core.nn.parallel import ParallelGroup
+from core.nn.parallel import ParallelGroup, Pipeline
 from core.ops.table import OpTable
 
 
@@ -61,9 +61,12 @@ class OneSequenceAttention:
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
 
 
-def plain_context(group: ParallelGroup | None = None, dtype: torch.dtype = torch.float32) -> BuildContext:
+def plain_context(
+    group: ParallelGroup | None = None, dtype: torch.dtype = torch.float32, pipeline: Pipeline | None = None
+) -> BuildContext:
     """Return a context of plain weights, reference ops and `OneSequenceAttention`."""
-    return BuildContext(dtype, "cpu", OneSequenceAttention(), PlainWeights(), OpTable(), group or ParallelGroup())
+    group, pipeline = group or ParallelGroup(), pipeline or Pipeline()
+    return BuildContext(dtype, "cpu", OneSequenceAttention(), PlainWeights(), OpTable(), group, pipeline)
 
 
 def read_config(folder: str | Path) -> SimpleNamespace:

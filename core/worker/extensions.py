@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from core.contracts import ForwardBatch, RunnerExtension, SampleRows
+    from core.plugin.blame import Blame
 
 
 class Extensions:
     """Calls the methods that runner extensions have, with their payloads."""
 
-    def __init__(self, extensions: Sequence[RunnerExtension]) -> None:
-        def having(method: str) -> tuple[tuple[str, RunnerExtension], ...]:
-            return tuple((e.name, e) for e in extensions if hasattr(e, method))
+    def __init__(self, extensions: Sequence[tuple[Blame, RunnerExtension]]) -> None:
+        def having(method: str) -> tuple[tuple[str, Any], ...]:
+            return tuple((e.name, blame(getattr(e, method))) for blame, e in extensions if hasattr(e, method))
 
         self._before_forward = having("before_forward")
         self._before_sample = having("before_sample")
@@ -24,20 +25,20 @@ class Extensions:
 
     def before_forward(self, batch: ForwardBatch, payloads: Mapping[str, bytes]) -> None:
         """Show the batch before the model runs."""
-        for name, extension in self._before_forward:
-            extension.before_forward(batch, payloads.get(name))
+        for name, call in self._before_forward:
+            call(batch, payloads.get(name))
 
     def before_sample(self, logits: torch.Tensor, rows: SampleRows, payloads: Mapping[str, bytes]) -> torch.Tensor:
         """Return the logits to sample from."""
-        for name, extension in self._before_sample:
-            logits = extension.before_sample(logits, rows, payloads.get(name))
+        for name, call in self._before_sample:
+            logits = call(logits, rows, payloads.get(name))
         return logits
 
     def after_sample(self, payloads: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return the payloads for the scheduler halves."""
         out = {}
-        for name, extension in self._after_sample:
-            payload = extension.after_sample(payloads.get(name))
+        for name, call in self._after_sample:
+            payload = call(payloads.get(name))
             if payload is not None:
                 out[name] = payload
         return out

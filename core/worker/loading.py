@@ -25,7 +25,7 @@ from core.ops.table import OpTable
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts import AttentionBackend, Model, ModelSource, ModuleSpec, QuantMethod, WeightLoader
-    from core.nn.parallel import ParallelGroup
+    from core.nn.parallel import ParallelGroup, Pipeline
     from core.plugin import Registry
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ def load_model(
     dtype: torch.dtype,
     attention: AttentionBackend,
     group: ParallelGroup,
+    pipeline: Pipeline,
     facts: Mapping[str, Any] | None = None,
 ) -> Model:
     """Return the source's model, ready to run.
@@ -61,6 +62,7 @@ def load_model(
             quant=_quant_method(config, source, registry),
             ops=OpTable.choose(registry, known),
             group=group,
+            pipeline=pipeline,
         )
         model = _build(spec, context)
         loader = _weight_loader(config, source, registry)

@@ -48,6 +48,11 @@ class SamplingStage:
         pending.payloads = self._extensions.after_sample(plan.payloads)
         return pending
 
+    def take(self, plan: StepPlan, tokens: torch.Tensor) -> None:
+        """Write tokens that were sampled elsewhere to the batch."""
+        rows = self._rows(plan)
+        self._batch.token_ids[rows.row_index, rows.length_index] = tokens
+
     def _sample(self, plan: StepPlan, logits: torch.Tensor, pending: PendingResult) -> None:
         rows = self._rows(plan)
         requests = [self._request(row) for row in rows.rows]

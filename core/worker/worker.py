@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from core.contracts import ForwardBatch, SamplerContext
 from core.errors import EngineError
 from core.kv_spec import KVLayout
 from core.model_spec import DecoderSpec
-from core.nn.parallel import ParallelGroup
+from core.nn.parallel import ParallelGroup, Pipeline
 from core.step import StepPlan, WorkerInfo
 from core.worker.batch import Batch
 from core.worker.extensions import Extensions
@@ -27,14 +28,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Join = Callable[["Platform"], tuple[ParallelGroup, Pipeline]]
+"""Returns this rank's place among those that hold the model, once the others are there."""
+
+
+class LastStageFailed(EngineError):
+    """A step that went well here, but not on the stage that samples."""
+
 
 class Worker:
     """Builds a model, holds its cache and batch, and executes plans in the order they come."""
 
-    def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
+    def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource, join: Join | None = None) -> None:
+        """Without `join`, the worker holds the whole model."""
         self._config = config
         self._registry = registry
         self._source = source
+        self._join = join or (lambda platform: (ParallelGroup(), Pipeline()))
+        self._pipeline: Pipeline
         self._model: Model
         self._backend: AttentionBackend
         self._platform: Platform
@@ -53,6 +64,7 @@ class Worker:
         self._device = platform.device
         chosen_backend = self._choose_backend(platform)
         self._backend = registry.load(chosen_backend)()
+        group, self._pipeline = self._join(platform)
         with torch.inference_mode():
             self._model = load_model(
                 config,
@@ -61,7 +73,8 @@ class Worker:
                 device=self._device,
                 dtype=getattr(torch, config.model.dtype),
                 attention=self._backend,
-                group=ParallelGroup(),
+                group=group,
+                pipeline=self._pipeline,
                 facts=platform.facts(),
             )
         log.info("attention backend %s on %s", chosen_backend.entry.name, platform.name)
@@ -79,16 +92,21 @@ class Worker:
         facts = {**platform.facts(), "dtype": self._config.model.dtype, **_attention_facts(spec)}
         return self._registry.choose("attention_backends", self._config.attention.attention_backend, facts)
 
-    def allocate(self, layout: KVLayout) -> None:
-        """Make the cache and the batch; after this, plans can be executed."""
-        caches = _make_caches(layout, self._backend, len(self._model.kv_layers), self._platform)
-        self._model.bind_kv(caches)
-        self._group_of_layer = _group_of_layer(layout)
+    def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
+        """Make the cache and the batch; after this, plans can be executed.
+
+        `first_layer` is the index in the layout of this stage's first caching layer.
+        """
+        own = range(first_layer, first_layer + len(self._model.kv_layers))
+        self._model.bind_kv(_make_caches(layout, self._backend, own, self._platform))
+        groups = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
+        self._group_of_layer = [groups[layer] for layer in own]
         max_num_seqs = self._config.scheduler.max_num_seqs or 1
         max_model_len = self._config.model.max_model_len or 1
         self._batch = Batch(max_num_seqs, max_model_len, layout, self._device)
         context = SamplerContext(self._model.vocab_size, max_num_seqs, max_model_len, self._device)
-        processors = Processors([self._load_processor(r, context) for r in self._registry.entries("logits_processors")])
+        entries = self._registry.entries("logits_processors") if self._pipeline.is_last else ()
+        processors = Processors([self._load_processor(registered, context) for registered in entries])
         self._sampling = SamplingStage(
             self._model, self._batch, processors, self._extensions, self._config.model.logprobs_mode
         )
@@ -120,7 +138,27 @@ class Worker:
         )
         self._extensions.before_forward(batch, plan.payloads)
         hidden = self._model(batch)
-        return self._sampling.run(plan, inputs, hidden, errors)
+        if self._pipeline.size == 1:
+            return self._sampling.run(plan, inputs, hidden, errors)
+        return self._across_stages(plan, lambda: self._sampling.run(plan, inputs, hidden, errors))
+
+    def _across_stages(self, plan: StepPlan, sample: Callable[[], PendingResult]) -> PendingResult:
+        """Sample on the last stage. The others take its tokens, which the next step reads, or fail as it does."""
+        pending = PendingResult(step=plan.step, errors={})
+        message = torch.zeros(1 + len(plan.samples), dtype=torch.int64, device=self._device)
+        if self._pipeline.is_last:
+            try:
+                pending = sample()
+                message[0] = 1
+                if pending.tokens is not None:
+                    message[1:] = pending.tokens
+            finally:
+                self._pipeline.from_last(message)
+        elif not self._pipeline.from_last(message)[0]:
+            raise LastStageFailed
+        else:
+            self._sampling.take(plan, message[1:])
+        return pending
 
     def _enter(self, plan: StepPlan) -> dict[int, str]:
         """Apply the plan's differences; return the rows whose request failed on entering."""
@@ -167,24 +205,18 @@ def _weight_bytes(model: Any) -> int:
     return sum(seen.values())
 
 
-def _group_of_layer(layout: KVLayout) -> list[int]:
-    groups = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
-    return [groups[layer] for layer in sorted(groups)]
-
-
-def _make_caches(
-    layout: KVLayout, backend: AttentionBackend, num_layers: int, platform: Platform
-) -> list[torch.Tensor]:
-    """Return one cache tensor per layer. Groups of one pool share its memory, slot by slot."""
-    memory = [
-        [platform.allocate(pool.num_blocks * pool.slot_bytes) for _ in range(pool.num_slots)] for pool in layout.pools
-    ]
-    caches: list[torch.Tensor | None] = [None] * num_layers
+def _make_caches(layout: KVLayout, backend: AttentionBackend, own: range, platform: Platform) -> list[torch.Tensor]:
+    """Return one cache tensor per layer of our own. Groups of one pool share its memory, slot by slot."""
+    memory: dict[tuple[int, int], torch.Tensor] = {}
+    caches: dict[int, torch.Tensor] = {}
     for group in layout.groups:
-        num_blocks = layout.pools[group.pool].num_blocks
-        shape = backend.cache_shape(group.spec, num_blocks, group.block_size)
+        pool = layout.pools[group.pool]
+        shape = backend.cache_shape(group.spec, pool.num_blocks, group.block_size)
         dtype = getattr(torch, group.spec.dtype)
         for slot, layer in enumerate(group.layers):
-            raw = memory[group.pool][slot][: num_blocks * group.block_size * group.spec.token_bytes]
-            caches[layer] = raw.view(dtype).view(shape)
-    return [cache for cache in caches if cache is not None]
+            if layer in own:
+                if (group.pool, slot) not in memory:
+                    memory[group.pool, slot] = platform.allocate(pool.num_blocks * pool.slot_bytes)
+                raw = memory[group.pool, slot][: pool.num_blocks * group.block_size * group.spec.token_bytes]
+                caches[layer] = raw.view(dtype).view(shape)
+    return [caches[layer] for layer in own]

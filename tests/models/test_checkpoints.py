@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from core.config import EngineConfig
 from core.config.sections import LoadConfig, ModelConfig
 from core.errors import ModelError
-from core.nn.parallel import ParallelGroup
+from core.nn.parallel import ParallelGroup, Pipeline
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import OneSequenceAttention, Session
@@ -47,6 +47,7 @@ def open_model(registry: Registry) -> Open:
             dtype=dtype,
             attention=OneSequenceAttention(),
             group=ParallelGroup(),
+            pipeline=Pipeline(),
         )
 
     return load

@@ -32,19 +32,20 @@ class CpuPlatform:
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Give torch the threads asked for, else the cores this process may run on."""
-        torch.set_num_threads(config.device.num_threads or usable_cores())
+        """Give torch the threads asked for, else this rank's part of the cores this process may run on."""
+        torch.set_num_threads(config.device.num_threads or max(1, usable_cores() // num_ranks(config)))
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
         """Follow the checkpoint, except for float16, which CPUs compute slowly and bfloat16 holds in range."""
         return "bfloat16" if checkpoint_dtype == "float16" else checkpoint_dtype
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
-        """Return what was asked for, else half of the free memory within sane bounds; weights are already taken."""
+        """Return what was asked for, else this rank's part of half the free memory; weights are already taken."""
         asked = config.cache.kv_cache_memory_bytes
         if asked is not None:
             return asked
-        return max(LEAST_KV_BYTES, min(MOST_KV_BYTES, int(free_memory_bytes() * SHARE_OF_FREE)))
+        most = min(MOST_KV_BYTES, int(free_memory_bytes() * SHARE_OF_FREE))
+        return max(LEAST_KV_BYTES, most // num_ranks(config))
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return memory the system zeroes when it is first touched, so that an unused cache takes none."""
@@ -53,6 +54,11 @@ class CpuPlatform:
     def facts(self) -> Mapping[str, Any]:
         """Return device, architecture and instruction sets."""
         return {"device": "cpu", "machine": platform.machine(), "isa": frozenset(instruction_sets())}
+
+
+def num_ranks(config: EngineConfig) -> int:
+    """Return how many ranks share this machine."""
+    return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
 
 
 def usable_cores() -> int:

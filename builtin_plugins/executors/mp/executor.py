@@ -1,0 +1,220 @@
+"""The `mp` executor: one process per rank on this machine, all given the same plans.
+
+The first tensor-parallel rank of the last stage answers. A rank that dies, is silent, or fails a step that others
+get through ends the executor: what the ranks hold would no longer agree.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shutil
+import sys
+import tempfile
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from builtin_plugins.executors.mp.rank import RankProcess
+from core.api import EngineDead, EngineError, ProcessKilled
+from core.process import Start
+from core.process.ranks import Allocate, Allocated, Done, Join, Leave, Loaded, Run, StepFailed, combine
+from core.process.spawn import TICK_S, thread_environment
+
+if TYPE_CHECKING:
+    from core.api import EngineConfig, KVLayout, ModelSource, StepPlan, StepResult, WorkerInfo
+
+PATIENCE_S: Final = 3.0
+"""For ranks that have not failed a step which others have: they may still, or wait for those for ever."""
+LAST_WORDS_S: Final = 0.5
+"""After one rank's end, for those of others: it may be the consequence of theirs."""
+GRACE_S: Final = 2.0
+"""For ranks that were told to leave."""
+
+
+class ProcessExecutor:
+    """Spawns the ranks in `start`. Depth 2 lets them go on with the next plan while the last result is taken."""
+
+    def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
+        del source  # every rank finds the model by itself
+        parallel = config.parallel
+        self.depth = 2 if config.scheduler.async_scheduling else 1
+        self._config = config
+        self._plugins = registry.plan
+        self._tensor = parallel.tensor_parallel_size
+        self._size = self._tensor * parallel.pipeline_parallel_size
+        self._ranks: list[RankProcess] = []
+        self._heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._in_flight: deque[int] = deque()
+        self._results: dict[int, StepResult] = {}
+        self._failures: dict[int, dict[int, str]] = {}
+        """By step: what each rank that failed it says."""
+        self._death: EngineError | None = None
+        self._closed = False
+
+    def start(self) -> WorkerInfo:
+        """Start the processes, let them meet and load the model. Raises what the first one could not start for."""
+        self._check_alive()
+        folder = tempfile.mkdtemp(prefix="engine-ranks-")
+        try:
+            environment = thread_environment(self._config.device.num_threads or max(1, _usable_cores() // self._size))
+            for rank in range(self._size):
+                self._ranks.append(RankProcess(self._start_of(rank), environment, self._hear_later))
+                self._ranks[rank].send(Join(folder))
+            self._infos = [loaded.info for loaded in self._answers(Loaded)]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return combine(self._infos, self._tensor)
+
+    def _start_of(self, rank: int) -> Start:
+        return Start(
+            target="core.worker.rank:run",
+            process=f"worker {rank}",
+            plan=self._plugins,
+            config=self._config,
+            sys_path=[os.path.abspath(folder) for folder in sys.path],
+            log_level=logging.getLevelName(logging.getLogger("core").getEffectiveLevel()).lower(),
+            rank=rank,
+        )
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Let every rank make the cache of its layers."""
+        first_layer = 0
+        for rank in self._ranks:
+            rank.send(Allocate(layout, first_layer))
+            if rank.rank % self._tensor == self._tensor - 1:
+                first_layer += len(self._infos[rank.rank].layers)
+        self._answers(Allocated)
+
+    def submit(self, plan: StepPlan) -> None:
+        """Send one plan to every rank."""
+        data = self._encode(Run(plan))
+        for rank in self._ranks:
+            rank.send(data)
+        self._in_flight.append(plan.step)
+
+    def collect(self) -> StepResult:
+        """Return the oldest plan's result. Raises `EngineDead` when there is none to come, ever."""
+        self._check_alive()
+        step = self._in_flight.popleft()
+        waited_s = 0.0
+        while step not in self._results:
+            failures = self._failures.get(step, {})
+            if len(failures) == self._size:
+                raise self._failed(step)
+            if waited_s > PATIENCE_S:
+                raise self._dead(EngineDead(self._split(step)))
+            if not self._take() and failures:
+                waited_s += TICK_S
+        for failed in [number for number, by in self._failures.items() if number <= step and len(by) < self._size]:
+            raise self._dead(EngineDead(self._split(failed)))
+        self._results = {number: result for number, result in self._results.items() if number >= step}
+        return self._results.pop(step)
+
+    def _take(self) -> bool:
+        """Take one message about a step; False when none came within a tick."""
+        try:
+            heard = self._hear()
+        except EngineDead:
+            raise
+        except EngineError as error:
+            raise self._dead(EngineDead(str(error))) from error
+        if heard is None:
+            return False
+        rank, message = heard
+        if isinstance(message, Done):
+            self._results[message.result.step] = message.result
+        elif isinstance(message, StepFailed):
+            self._failures.setdefault(message.step, {})[rank] = message.message
+        return True
+
+    def _failed(self, step: int) -> EngineError:
+        """Return what every rank has failed with; the next step can run if that was one fault, met by all alike."""
+        texts = {text for text in self._failures[step].values() if text}
+        if len(texts) > 1:
+            return self._dead(EngineDead(self._split(step)))
+        del self._failures[step]
+        return EngineError(texts.pop())
+
+    def _split(self, step: int) -> str:
+        failed = "; ".join(f"{self._ranks[rank].label}: {text}" for rank, text in self._failures[step].items())
+        return f"step {step} failed on {len(self._failures[step])} of {self._size} ranks, not on all alike: {failed}"
+
+    def silence_s(self) -> float:
+        """Return for how long the most silent rank has given no sign of life."""
+        return max((rank.silence_s for rank in self._ranks), default=0.0)
+
+    def shutdown(self) -> None:
+        """End every process; safe to call twice and in any state."""
+        self._closed = True
+        for rank in self._ranks:
+            rank.hush()
+            rank.send(Leave())
+        grace_s = GRACE_S if self._death is None else 0.0
+        for rank in self._ranks:
+            rank.close(grace_s)
+
+    # --- hearing ranks
+
+    def _answers(self, kind: type) -> list[Any]:
+        """Wait for one message of this kind from every rank; return them in the order of ranks."""
+        answers: dict[int, Any] = {}
+        while len(answers) < self._size:
+            heard = self._hear()
+            if heard is not None:
+                rank, message = heard
+                assert isinstance(message, kind), f"{self._ranks[rank].label} answered {message!r}"
+                answers[rank] = message
+        return [answers[rank] for rank in range(self._size)]
+
+    def _hear_later(self, rank: int, message: Any) -> None:
+        self._heard.put((rank, message))
+
+    def _hear(self) -> tuple[int, Any] | None:
+        """Return what some rank says, None when none said anything within a tick. Raises the error one ended with."""
+        try:
+            rank, message = self._heard.get(timeout=TICK_S)
+        except queue.Empty:
+            self._check_pulse()
+            return None
+        if isinstance(message, EngineError):
+            raise self._dead(self._cause(message))
+        return rank, message
+
+    def _cause(self, error: EngineError) -> EngineError:
+        """Return the error that explains the others: a rank whose partner has died may be heard of first."""
+        errors = [error]
+        while True:
+            try:
+                _, message = self._heard.get(timeout=LAST_WORDS_S)
+            except queue.Empty:
+                return max(errors, key=lambda error: isinstance(error, ProcessKilled))
+            if isinstance(message, EngineError):
+                errors.append(message)
+
+    def _check_pulse(self) -> None:
+        most_s = self._config.service.heartbeat_timeout
+        for rank in self._ranks:
+            if rank.silence_s > most_s:
+                rank.kill()
+                text = (
+                    f"process {rank.label} gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed"
+                )
+                raise self._dead(ProcessKilled(text))
+
+    def _dead(self, error: EngineError) -> EngineError:
+        self._death = error
+        return error
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDead(str(self._death))
+        if self._closed:
+            raise RuntimeError("the executor was shut down")
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
