@@ -15,6 +15,14 @@ from core.errors import EngineDead, InvalidRequest
 GREEDY = SamplingParams(max_tokens=200, temperature=0)
 
 
+@pytest.fixture(autouse=True)
+def at_a_terminal() -> Iterator[None]:
+    """What a shell starts in the background ignores Ctrl-C; these tests are about what a terminal does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with LLM("scripted:", max_model_len=256, num_gpu_blocks_override=200, async_scheduling=request.param) as engine:
