@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -44,7 +45,7 @@ def main(address: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides about our end, and its own tells us
     folder = folder_of(address)
-    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), name="lifeline", daemon=True).start()
     channel = ParentChannel.connect(folder, Start)
     status = 0
     process = "?"
@@ -76,10 +77,11 @@ def _run(start: Start, channel: ParentChannel) -> None:
     getattr(importlib.import_module(module), function)(start, registry, channel)
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of standard input, which is the parent's end."""
+def _end_with_parent(folder: str) -> None:
+    """Wait for the end of standard input, which is the parent's end; leave nothing of its behind."""
     while os.read(0, 4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
