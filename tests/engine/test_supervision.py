@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +139,10 @@ async def killer(engine: AsyncLLM, kills: int, draw: random.Random, pause_s: flo
     async def kill() -> None:
         for _ in range(kills):
             await asyncio.sleep(draw.random() * pause_s)
-            with suppress(ProcessLookupError):  # it has ended already, the next is not there yet
-                os.kill(engine._client._child.pid, signal.SIGKILL)
+            await until(lambda: engine._client._child.is_alive)
+            before = engine._client.status().restarts
+            os.kill(engine._client._child.pid, signal.SIGKILL)
             if draw.random() < 0.8:
-                before = engine._client.status().restarts
                 await until(lambda before=before: engine._client.status().restarts > before)
                 await until(lambda: engine.state() == "ready")
 
