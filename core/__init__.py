@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from core.cli.memory_plan import MemoryPlan, memory_plan
     from core.engine.async_llm import AsyncLLM
     from core.engine.llm import LLM
     from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, TextPrompt, TokensPrompt
@@ -17,23 +18,27 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncLLM": "core.engine.async_llm",
     "LLM": "core.engine.llm",
+    "MemoryPlan": "core.cli.memory_plan",
     "CompletionOutput": "core.types",
     "RequestOutput": "core.types",
     "RequestOutputKind": "core.types",
     "SamplingParams": "core.types",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",
+    "memory_plan": "core.cli.memory_plan",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "MemoryPlan",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "TextPrompt",
     "TokensPrompt",
+    "memory_plan",
 ]
 
 

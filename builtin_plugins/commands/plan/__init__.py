@@ -1,0 +1,1 @@
+"""`engine plan`: will the model fit?"""

@@ -1,0 +1,145 @@
+"""A memory plan as lines for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from builtin_plugins.commands.sizes import show_bytes
+from core.api import ChunkedLocal, KVSpec, SlidingWindow
+
+if TYPE_CHECKING:
+    from core import MemoryPlan
+
+LENGTHS: Final = (1000, 4000)
+"""Requests of so many tokens are counted, besides those of the whole context."""
+
+
+def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
+    """Yield what people want to know, the verdict last."""
+    config, source = plan.config, plan.source
+    ranks = len(plan.weight_bytes)
+    yield f"model     {source.name}: {source.architecture}, {config.model.dtype}, on {config.device.device}"
+    stored = "headers not read" if plan.stored_bytes is None else f"{show_bytes(plan.stored_bytes)} in the checkpoint"
+    yield f"weights   {_over_ranks(plan.weight_bytes)} ({stored})"
+    asked = "asked for" if config.cache.kv_cache_memory_bytes else "automatic"
+    if config.cache.num_gpu_blocks_override:
+        asked = "by number of blocks"
+    yield f"KV cache  {_over_ranks(plan.kv_bytes)} ({'the least that would do' if plan.obstacle else asked})"
+    for group in _groups(plan):
+        yield (
+            f"          {group['layers']} layers that keep {group['keeps']}: "
+            f"{show_bytes(group['token_bytes'])} a token{', one rank' if ranks > 1 else ''}"
+        )
+    for pool in _pools(plan):
+        yield (
+            f"          {pool['blocks']:,} blocks of {pool['block_size']} tokens, {show_bytes(pool['block_bytes'])} each"
+        )
+    yield f"context   {plan.context_length:,} tokens{_cut(plan)}"
+    for index, (tokens, count) in enumerate(_at_once(plan).items()):
+        yield f"{'' if index else 'at once':<10}{count:,} request{'' if count == 1 else 's'} of {tokens:,} tokens"
+    taken = sum(plan.weight_bytes) + sum(plan.kv_bytes)
+    if plan.free_bytes is not None:
+        free = plan.free_bytes * ranks
+        yield f"memory    {show_bytes(free)} free, {show_bytes(taken)} taken, {show_bytes(free - taken)} left"
+    else:
+        yield f"memory    {show_bytes(taken)} taken"
+    yield _verdict(plan)
+    if ways:
+        purpose = "any of these makes it fit" if plan.short_bytes else f"for all {source.max_model_len:,} tokens"
+        yield f"          {purpose}: {', or '.join(ways)}"
+
+
+def _verdict(plan: MemoryPlan) -> str:
+    if not plan.short_bytes:
+        return "fits"
+    why = plan.obstacle or "weights and cache together are more than is free"
+    return f"does not fit: {show_bytes(plan.short_bytes)} missing{_each(plan)}; {why}"
+
+
+def _each(plan: MemoryPlan) -> str:
+    return " for each rank" if len(plan.weight_bytes) > 1 else ""
+
+
+def as_json(plan: MemoryPlan, ways: Sequence[str]) -> dict[str, Any]:
+    """Return everything, sizes in bytes."""
+    config, source = plan.config, plan.source
+    return {
+        "model": source.name,
+        "architecture": source.architecture,
+        "dtype": config.model.dtype,
+        "device": config.device.device,
+        "tensor_parallel_size": config.parallel.tensor_parallel_size,
+        "pipeline_parallel_size": config.parallel.pipeline_parallel_size,
+        "fits": not plan.short_bytes,
+        "short_bytes": plan.short_bytes,
+        "reason": plan.obstacle,
+        "flags_that_help": list(ways),
+        "weight_bytes": plan.weight_bytes,
+        "checkpoint_bytes": plan.stored_bytes,
+        "kv_cache": {
+            "bytes": plan.kv_bytes,
+            "given_bytes": plan.kv_memory_bytes,
+            "groups": list(_groups(plan)),
+            "pools": list(_pools(plan)),
+        },
+        "context_length": plan.context_length,
+        "stated_context_length": source.max_model_len,
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "requests_at_once": {str(tokens): count for tokens, count in _at_once(plan).items()},
+        "free_bytes": plan.free_bytes,
+    }
+
+
+def _at_once(plan: MemoryPlan) -> dict[int, int]:
+    if plan.obstacle:
+        return {}
+    lengths = [*(length for length in LENGTHS if length < plan.context_length), plan.context_length]
+    return {length: plan.requests_at_once(length) for length in reversed(lengths)}
+
+
+def _groups(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    """Yield what layers keep, those that keep the same together."""
+    counts: Counter[tuple[KVSpec, int]] = Counter()
+    for group in plan.layout.groups:
+        counts[group.spec, group.block_size] += len(group.layers)
+    for (spec, block_size), layers in counts.items():
+        yield {
+            "keeps": _keeps(spec),
+            "layers": layers,
+            "token_bytes": layers * spec.token_bytes,
+            "block_bytes": layers * spec.token_bytes * block_size,
+        }
+
+
+def _pools(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    for index, pool in enumerate(plan.layout.pools):
+        sizes = {group.block_size for group in plan.layout.groups if group.pool == index}
+        yield {
+            "blocks": pool.num_blocks,
+            "block_size": max(sizes),
+            "block_bytes": pool.slot_bytes * pool.num_slots,
+        }
+
+
+def _keeps(spec: KVSpec) -> str:
+    if isinstance(spec, SlidingWindow):
+        return f"the last {spec.window:,} tokens"
+    if isinstance(spec, ChunkedLocal):
+        return f"chunks of {spec.chunk:,} tokens"
+    return "all tokens"
+
+
+def _cut(plan: MemoryPlan) -> str:
+    stated = plan.source.max_model_len
+    return "" if plan.context_length == stated else f" of the {stated:,} the model is made for"
+
+
+def _over_ranks(sizes: Sequence[int]) -> str:
+    """Return a total, and what each rank has of it."""
+    if len(sizes) == 1:
+        return show_bytes(sizes[0])
+    if len(set(sizes)) == 1:
+        return f"{show_bytes(sum(sizes))}, {show_bytes(sizes[0])} on each of {len(sizes)} ranks"
+    return f"{show_bytes(sum(sizes))}, by rank {', '.join(map(show_bytes, sizes))}"
