@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from core.engine.client import SLOW_STEP_S, STALLED_S, EngineStatus, Listener, State
 from core.engine.ledger import Ledger
 from core.engine.messages import Abort, Add, Answer, Fault, FromEngine, Outputs, Ready, ResetCache, Started, Stop
@@ -253,12 +255,10 @@ class Supervised:
     def _next_start(self) -> Start:
         """Each life of the engine writes a journal of its own."""
         config = self._start.config
-        if config.scheduler.journal is not None:
-            path = f"{config.scheduler.journal}.{self._restarts}"
-            config = dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, journal=path))
-        return Start(
-            **{**{name: getattr(self._start, name) for name in self._start.__struct_fields__}, "config": config}
-        )
+        if config.scheduler.journal is None:
+            return self._start
+        scheduler = dataclasses.replace(config.scheduler, journal=f"{config.scheduler.journal}.{self._restarts}")
+        return msgspec.structs.replace(self._start, config=dataclasses.replace(config, scheduler=scheduler))
 
     def _wait_until_ready(self) -> Ready:
         while True:
@@ -298,7 +298,7 @@ class Supervised:
     def _judge(self, deltas: Sequence[RequestDelta]) -> None:
         """Take the request on trial out of the engine again once it has got a token."""
         name = self._on_trial
-        if name is None or not any(delta.request_id == name for delta in deltas):
+        if name is None or not any(d.request_id == name and (d.token_ids or d.finish_reason) for d in deltas):
             return
         if name not in self._ledger:  # it has ended
             self._end_trial(name)
