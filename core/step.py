@@ -8,6 +8,8 @@ later plan lists it in `ended`.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -151,3 +153,27 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     vocab_size: int
     weight_bytes: int = 0
     device: str = "cpu"
+
+    @classmethod
+    def combine(cls, infos: Sequence[WorkerInfo], tensor: int) -> WorkerInfo:
+        """Return what ranks, counted stage by stage with `tensor` in each, are together.
+
+        Its KV memory is what all layers of one rank per stage may take, such that no rank exceeds its own.
+        """
+        layers = [layer for info in infos[::tensor] for layer in info.layers]
+        return cls(
+            layers=layers,
+            kv_memory_bytes=min(int(info.kv_memory_bytes / _share(info.layers, layers)) for info in infos),
+            vocab_size=infos[-1].vocab_size,
+            weight_bytes=sum(info.weight_bytes for info in infos),
+            device=infos[0].device,
+        )
+
+
+def _share(own: Iterable[LayerKV], layers: Iterable[LayerKV]) -> float:
+    """Return the largest part of the cache that these layers can need: of unlike layers, one slot serves several."""
+    fewest: dict[int, int] = {}
+    for spec, count in Counter(layer.spec for layer in layers).items():
+        fewest[spec.token_bytes] = min(count, fewest.get(spec.token_bytes, count))
+    held = Counter(layer.spec.token_bytes for layer in own)
+    return max((min(1.0, count / fewest[size]) for size, count in held.items()), default=1.0)

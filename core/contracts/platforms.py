@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Platform(Protocol):
-    """One kind of device. Constructed without arguments; must be cheap until `start`."""
+    """One kind of device. Constructed without arguments; must be cheap until `start`.
+
+    One whose ranks talk otherwise than over gloo has a method `process_group(store, rank, size)` that returns a
+    process group of torch.distributed.
+    """
 
     name: str
     device: str
@@ -40,7 +44,11 @@ class Platform(Protocol):
 
 
 class Executor(Protocol):
-    """Runs workers. Results come back in the order of the plans."""
+    """Runs workers. Results come back in the order of the plans.
+
+    One with processes of its own has a method `silence_s()`: for how long the most silent of them has given no sign
+    of life.
+    """
 
     depth: int
     """Plans that may be in flight at once; 1 means no scheduling ahead."""

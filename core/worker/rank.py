@@ -69,5 +69,5 @@ def _step(worker: Worker, plan: StepPlan, channel: ParentChannel, answers: bool)
 
 def _beat(channel: ParentChannel) -> None:
     while True:
-        time.sleep(BEAT_S)
         channel.send(Beat())
+        time.sleep(BEAT_S)

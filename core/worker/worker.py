@@ -125,7 +125,7 @@ class Worker:
         if not plan.rows:
             return PendingResult(step=plan.step, errors=errors)
         inputs = self._batch.inputs(plan)
-        prepared = [self._backend.prepare(group) for group in inputs.groups]
+        prepared = {group: self._backend.prepare(inputs.groups[group]) for group in set(self._group_of_layer)}
         batch = ForwardBatch(
             input_ids=inputs.input_ids,
             positions=inputs.positions,
@@ -156,7 +156,7 @@ class Worker:
                 self._pipeline.from_last(message)
         elif not self._pipeline.from_last(message)[0]:
             raise LastStageFailed
-        else:
+        elif plan.samples:
             self._sampling.take(plan, message[1:])
         return pending
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from builtin_plugins.executors.mp.rank import RankProcess
-from core.api import EngineDead, EngineError, ProcessKilled
+from core.api import EngineDead, EngineError, ProcessKilled, WorkerInfo
 from core.process import Start
-from core.process.ranks import Allocate, Allocated, Done, Join, Leave, Loaded, Run, StepFailed, combine
+from core.process.ranks import Allocate, Allocated, Done, Join, Leave, Loaded, Run, StepFailed
 from core.process.spawn import TICK_S, thread_environment
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig, KVLayout, ModelSource, StepPlan, StepResult, WorkerInfo
+    from core.api import EngineConfig, KVLayout, ModelSource, StepPlan, StepResult
 
 PATIENCE_S: Final = 3.0
 """For ranks that have not failed a step which others have: they may still, or wait for those for ever."""
@@ -67,12 +67,12 @@ class ProcessExecutor:
             self._infos = [loaded.info for loaded in self._answers(Loaded)]
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        return combine(self._infos, self._tensor)
+        return WorkerInfo.combine(self._infos, self._tensor)
 
     def _start_of(self, rank: int) -> Start:
         return Start(
             target="core.worker.rank:run",
-            process=f"worker {rank}",
+            process=_name(rank),
             plan=self._plugins,
             config=self._config,
             sys_path=[os.path.abspath(folder) for folder in sys.path],
@@ -133,7 +133,8 @@ class ProcessExecutor:
 
     def _failed(self, step: int) -> EngineError:
         """Return what every rank has failed with; the next step can run if that was one fault, met by all alike."""
-        texts = {text for text in self._failures[step].values() if text}
+        said = self._failures[step].items()
+        texts = {text.replace(f"'{_name(rank)}'", "'worker'") for rank, text in said if text}
         if len(texts) > 1:
             return self._dead(EngineDead(self._split(step)))
         del self._failures[step]
@@ -149,13 +150,14 @@ class ProcessExecutor:
 
     def shutdown(self) -> None:
         """End every process; safe to call twice and in any state."""
+        at_once = self._death is not None or self._closed
         self._closed = True
         for rank in self._ranks:
             rank.hush()
-            rank.send(Leave())
-        grace_s = GRACE_S if self._death is None else 0.0
+            if not at_once:
+                rank.send(Leave())
         for rank in self._ranks:
-            rank.close(grace_s)
+            rank.close(0.0 if at_once else GRACE_S)
 
     # --- hearing ranks
 
@@ -214,6 +216,10 @@ class ProcessExecutor:
             raise EngineDead(str(self._death))
         if self._closed:
             raise RuntimeError("the executor was shut down")
+
+
+def _name(rank: int) -> str:
+    return f"worker {rank}"
 
 
 def _usable_cores() -> int:

@@ -1,0 +1,220 @@
+"""Ranks as processes: the tokens of one process, and a clear end however one of them fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from faulty import TRIGGER
+
+from builtin_plugins.executors.mp import executor as mp
+from builtin_plugins.scheduling_policies.fcfs import FirstCome
+from core import LLM, SamplingParams
+from core.errors import EngineDead, EngineError, ModelError, PluginError, ProcessKilled
+from core.scheduler import replay
+from core.testing.checkpoints import make_checkpoint
+
+FAULTY = str(Path(__file__).parent / "faulty.py")
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=8, ignore_eos=True)
+PROMPTS = [[(7 * i + 3 * j) % 200 for j in range(length)] for i, length in enumerate((60, 33, 3))]
+
+
+def ranks_of(parent: int) -> list[int]:
+    """Return the processes a process has started as ranks."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command, status = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()
+        except OSError:
+            continue
+        if b"core.process.child" in command and int(status.rpartition(")")[2].split()[1]) == parent:
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """However a test ends, no process of ours is left, alive or dead, and no file or socket."""
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    yield
+    assert ranks_of(os.getpid()) == []
+    assert list(temporary.glob("engine-*")) == []
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from architecture to its tiny checkpoint, made once."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def folder_of(architecture: str) -> Path:
+        folder = root / architecture
+        return folder if folder.exists() else make_checkpoint(architecture, folder, seed=2)
+
+    return folder_of
+
+
+@pytest.fixture
+def llama(checkpoint: Callable[[str], Path]) -> Path:
+    return checkpoint("LlamaForCausalLM")
+
+
+def open_engine(folder: Path, tensor: int = 1, pipeline: int = 1, **settings: Any) -> LLM:
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "num_threads": 1}
+    memory = {"dtype": "float32", "max_model_len": 96, "kv_cache_memory_bytes": 1 << 22, "log_level": "error"}
+    return LLM(str(folder), **(sizes | memory | settings))
+
+
+def generate(llm: LLM, sampling: SamplingParams) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+
+
+@torch.inference_mode()
+def truth(architecture: str, folder: Path) -> list[list[int]]:
+    """Return transformers' greedy tokens."""
+    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    answers = []
+    for prompt in PROMPTS:
+        tokens = list(prompt)
+        for _ in range(GREEDY.max_tokens or 0):
+            tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+        answers.append(tokens[len(prompt) :])
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "pipeline", "settings"),
+    [
+        ("LlamaForCausalLM", 2, 1, {"async_scheduling": True}),
+        ("LlamaForCausalLM", 2, 2, {}),
+        ("MixtralForCausalLM", 1, 2, {"async_scheduling": True, "max_num_batched_tokens": 16}),
+        pytest.param("LlamaForCausalLM", 1, 2, {"async_scheduling": True}, marks=pytest.mark.slow),
+        pytest.param("MixtralForCausalLM", 2, 1, {"max_num_batched_tokens": 16}, marks=pytest.mark.slow),
+        pytest.param("MixtralForCausalLM", 2, 2, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_give_the_tokens_of_transformers_and_of_one_process(
+    architecture: str,
+    tensor: int,
+    pipeline: int,
+    settings: dict[str, Any],
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    folder, journal = checkpoint(architecture), tmp_path / "journal"
+    with open_engine(folder) as llm:
+        greedy, seeded = generate(llm, GREEDY), generate(llm, SEEDED)
+    assert greedy == truth(architecture, folder)
+    with open_engine(folder, tensor, pipeline, journal=str(journal), **settings) as llm:
+        assert len(ranks_of(os.getpid())) == tensor * pipeline
+        assert generate(llm, GREEDY) == greedy
+        assert generate(llm, SEEDED) == seeded  # from now on prompts begin in the prefix cache
+        assert generate(llm, GREEDY) == greedy
+    report = replay(str(journal), policy=FirstCome())
+    assert report.num_plans > 20
+    assert report.identical, report.difference
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        ("worker 1:start:kill", ProcessKilled, ["'worker 1' (pid ", "SIGKILL", "stage: loading the plugins"]),
+        ("worker 0:start:exit", EngineDead, ["'worker 0' (pid ", "status 3", "stage: loading the plugins"]),
+        ("worker 1:start:raise", PluginError, ["'worker 1'", "faulty", "broken on purpose"]),
+    ],
+)
+def test_a_rank_that_does_not_start_is_named(
+    fault: str, error: type[EngineError], said: list[str], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULT", fault)
+    with pytest.raises(error) as raised:
+        open_engine(llama, tensor=2, plugins=[FAULTY])
+    for part in said:
+        assert part in str(raised.value)
+
+
+def test_a_damaged_checkpoint_is_the_same_error_as_in_one_process(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in llama.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes()[: 20_000 if path.suffix == ".safetensors" else None])
+    with pytest.raises(ModelError) as raised:
+        open_engine(folder, tensor=2)
+    for part in ("cannot serve", "is cut off", "stage: loading the model, in process 'worker "):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("fault", ["worker 0:forward:kill", "worker 1:forward:exit", "worker 1:forward:freeze"])
+def test_a_rank_that_ends_in_a_step_ends_the_engine(fault: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", fault)
+    who, _, deed = fault.split(":")
+    with open_engine(llama, tensor=2, plugins=[FAULTY], heartbeat_timeout=4) as llm:
+        assert len(generate(llm, GREEDY)) == 3
+        with pytest.raises(EngineDead) as raised:
+            llm.generate([[5, TRIGGER]], GREEDY, use_tqdm=False)
+        cause = {"kill": "SIGKILL", "exit": "status 3", "freeze": "gave no sign of life for 4 s"}[deed]
+        for part in (f"process '{who}' (pid ", "serving", cause):
+            assert part in str(raised.value)
+        assert isinstance(raised.value, ProcessKilled) == (deed != "exit")
+
+
+def test_a_rank_that_fails_a_step_alone_ends_the_engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "worker 1:forward:raise")
+    monkeypatch.setattr(mp, "PATIENCE_S", 0.3)
+    with open_engine(llama, tensor=2, plugins=[FAULTY]) as llm:
+        with pytest.raises(EngineDead, match="failed on 1 of 2 ranks") as raised:
+            llm.generate([[5, TRIGGER]], GREEDY, use_tqdm=False)
+        for part in ("'worker 1' (pid ", "plugin 'faulty'", "ValueError: broken on purpose"):
+            assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "moment"), [(2, 1, "forward"), (1, 2, "sample")])
+def test_a_step_that_fails_everywhere_costs_its_requests(
+    tensor: int, pipeline: int, moment: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULT", f"*:{moment}:raise")
+    with open_engine(llama, tensor, pipeline, plugins=[FAULTY]) as llm:
+        expected = generate(llm, GREEDY)
+        failed = llm.generate([[5, TRIGGER]], GREEDY, use_tqdm=False)[0]
+        assert failed.outputs[0].finish_reason == "error"
+        assert "faulty" in str(failed.error)
+        assert generate(llm, GREEDY) == expected
+
+
+PROGRAM = """
+import sys
+from core import LLM
+llm = LLM(sys.argv[1], dtype="float32", tensor_parallel_size=2, num_threads=1, log_level="error", max_model_len=64)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_the_process_that_started_them(llama: Path) -> None:
+    engine = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(llama)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    with engine.stdin, engine.stdout:
+        assert engine.stdout.readline() == "ready\n"
+        ranks = ranks_of(engine.pid)
+        assert len(ranks) == 2
+        engine.send_signal(signal.SIGKILL)
+        engine.wait()
+    until = time.monotonic() + 10
+    while any(Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_bytes() for rank in ranks):
+        assert time.monotonic() < until, "ranks live on without their engine"
+        time.sleep(0.05)

@@ -1,0 +1,176 @@
+"""However a model is split over ranks, every request gets the tokens it gets from one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core import LLM, SamplingParams
+from core.kv_spec import FullAttention, LayerKV, SlidingWindow
+from core.step import WorkerInfo
+from core.testing.checkpoints import TINY, make_checkpoint
+
+THREADS = str(Path(__file__).parent / "thread_ranks.py")
+SPLITS = {"tensor 2": (2, 1), "pipeline 2": (1, 2), "both": (2, 2), "tensor 4": (4, 1), "pipeline 3": (1, 3)}
+"""Tensor-parallel ranks and pipeline stages; 4 ranks are more than the key-value heads, 3 stages are all layers."""
+WAYS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "a budget of 16 tokens": {"max_num_batched_tokens": 16},
+    "preemption": {"num_gpu_blocks_override": 31, "block_size": 4, "enable_prefix_caching": False},
+}
+NUM_GENERATED = 10
+LENGTHS = (70, 45, 3)
+UNSPLIT = {("Olmo2ForCausalLM", "tensor 4")}
+"""Key-value heads that are normalised together cannot be copied."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request got."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    prompt_logprobs: list[float]
+
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Return a function from architecture to its tiny checkpoint, made once."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def folder_of(architecture: str, **overrides: Any) -> Path:
+        folder = root / f"{architecture}{len(overrides)}"
+        return folder if folder.exists() else make_checkpoint(architecture, folder, seed=1, **overrides)
+
+    return folder_of
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, 297, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def ask(llm: LLM) -> list[Answer]:
+    """Return what two greedy and two seeded requests get: a prompt of its own for each, but for the last."""
+    common: dict[str, Any] = {"max_tokens": NUM_GENERATED, "ignore_eos": True, "logprobs": 0, "prompt_logprobs": 0}
+    sampling = [
+        SamplingParams(temperature=0, **common),
+        SamplingParams(temperature=0, repetition_penalty=1.3, **common),
+        SamplingParams(temperature=0.9, seed=3, **common),
+        SamplingParams(temperature=1.2, seed=4, top_p=0.9, min_p=0.01, **common),
+    ]
+    texts = prompts()
+    answers = []
+    for output in llm.generate([*texts, texts[0]], sampling, use_tqdm=False):
+        completion = output.outputs[0]
+        tokens = list(completion.token_ids)
+        assert completion.logprobs is not None
+        assert output.prompt_logprobs is not None
+        assert output.prompt_token_ids is not None
+        scored = [position[token].logprob for position, token in zip(completion.logprobs, tokens, strict=True)]
+        after = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+        answers.append(Answer(tokens, scored, [position[token].logprob for position, token in after if position]))
+    return answers
+
+
+def open_engine(folder: Path, **settings: Any) -> LLM:
+    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 96, "kv_cache_memory_bytes": 1 << 22}
+    defaults |= {"num_threads": 1, "log_level": "error", "plugins": [THREADS]}
+    return LLM(str(folder), **(defaults | settings))
+
+
+def open_ranks(folder: Path, split: str, **settings: Any) -> LLM:
+    tensor, pipeline = SPLITS[split]
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    return open_engine(folder, distributed_executor_backend="threads", **sizes, **settings)
+
+
+@pytest.fixture(scope="module")
+def one_rank(checkpoint: Checkpoint) -> Callable[..., list[Answer]]:
+    """Return a function from a checkpoint to what one rank answers, computed once."""
+    known: dict[Path, list[Answer]] = {}
+
+    def look_up(folder: Path) -> list[Answer]:
+        if folder not in known:
+            with open_engine(folder) as llm:
+                known[folder] = ask(llm)
+        return known[folder]
+
+    return look_up
+
+
+def assert_equal(found: list[Answer], expected: list[Answer]) -> None:
+    for answer, wanted in zip(found, expected, strict=True):
+        assert answer.tokens == wanted.tokens
+        assert answer.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
+        assert answer.prompt_logprobs == pytest.approx(wanted.prompt_logprobs, abs=1e-3)
+
+
+def splits_of_architectures() -> list[Any]:
+    """Return every pair; of most architectures only one split runs every time."""
+    always = {"LlamaForCausalLM", "MixtralForCausalLM"}
+    return [
+        pytest.param(name, split, marks=[] if name in always or split == "both" else pytest.mark.slow)
+        for name in sorted(TINY)
+        for split in SPLITS
+        if (name, split) not in UNSPLIT
+    ]
+
+
+@pytest.mark.parametrize(("architecture", "split"), splits_of_architectures())
+def test_split_models_give_the_tokens_of_one_rank(
+    architecture: str, split: str, checkpoint: Checkpoint, one_rank: Callable[..., list[Answer]]
+) -> None:
+    folder = checkpoint(architecture)
+    with open_ranks(folder, split) as llm:
+        assert_equal(ask(llm), one_rank(folder))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("architecture", "split"),
+    [("LlamaForCausalLM", "tensor 2"), ("LlamaForCausalLM", "pipeline 2"), ("MixtralForCausalLM", "both")],
+)
+def test_however_steps_are_cut(
+    architecture: str, split: str, way: str, checkpoint: Checkpoint, one_rank: Callable[..., list[Answer]]
+) -> None:
+    folder = checkpoint(architecture)
+    with open_ranks(folder, split, **WAYS[way]) as llm:
+        for _ in range(2):  # the second time, prompts begin in the prefix cache
+            assert_equal(ask(llm), one_rank(folder))
+        if way == "preemption" and architecture == "LlamaForCausalLM":
+            assert llm.core.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("split", ["tensor 4", "both"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_a_vocabulary_that_does_not_divide(
+    architecture: str, split: str, checkpoint: Checkpoint, one_rank: Callable[..., list[Answer]]
+) -> None:
+    folder = checkpoint(architecture, vocab_size=301)
+    with open_ranks(folder, split) as llm:
+        assert_equal(ask(llm), one_rank(folder))
+
+
+def test_memory_is_what_the_smallest_rank_has() -> None:
+    full, window = FullAttention(2, 16, "float32"), SlidingWindow(2, 16, "float32", window=8)
+
+    def info(memory: int, *specs: FullAttention) -> WorkerInfo:
+        return WorkerInfo(
+            layers=[LayerKV("x", spec) for spec in specs], kv_memory_bytes=memory, vocab_size=9, weight_bytes=5
+        )
+
+    both = WorkerInfo.combine([info(100, full), info(90, full)], tensor=2)
+    assert (len(both.layers), both.kv_memory_bytes, both.weight_bytes) == (1, 90, 10)
+    stages = WorkerInfo.combine([info(200, full, full), info(90, full)], tensor=1)
+    assert (len(stages.layers), stages.kv_memory_bytes) == (3, 270)
+    unlike = WorkerInfo.combine([info(100, full, full), info(100, window, window)], tensor=1)
+    assert unlike.kv_memory_bytes == 100  # one slot serves a layer of each stage, so each needs all slots
