@@ -1,0 +1,1 @@
+"""`engine doctor`: what an operator needs to know when something is wrong."""

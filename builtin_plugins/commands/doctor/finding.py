@@ -1,0 +1,32 @@
+"""One thing the doctor has looked at, and how it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Status = Literal["ok", "warn", "fail"]
+STATUSES: Final[tuple[Status, ...]] = ("ok", "warn", "fail")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of the report."""
+
+    status: Status
+    subject: str
+    text: str
+    advice: str = ""
+    """What to do; empty when all is well."""
+
+    def __str__(self) -> str:
+        text = self.text
+        if self.advice:
+            text = f"{text.removesuffix('.')}{'' if text.endswith('?') else '.'} {self.advice}"
+        return f"{self.status:<4}  {self.subject:<13} {text}"
+
+
+def judge(subject: str, text: str, *, fail: bool = False, warn: bool = False, advice: str = "") -> Finding:
+    """Return a finding; the advice counts only where something is wrong."""
+    status: Status = "fail" if fail else "warn" if warn else "ok"
+    return Finding(status, subject, text, advice if fail or warn else "")
