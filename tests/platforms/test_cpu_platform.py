@@ -65,6 +65,20 @@ def test_threads_are_those_asked_for() -> None:
         torch.set_num_threads(before)
 
 
+def test_ranks_of_one_machine_share_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = EngineConfig()
+    config = replace(alone, parallel=replace(alone.parallel, tensor_parallel_size=2, pipeline_parallel_size=2))
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 9)
+    monkeypatch.setattr(cpu, "free_memory_bytes", lambda: 4 * GIB)
+    before = torch.get_num_threads()
+    try:
+        cpu.CpuPlatform().start(config)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert cpu.CpuPlatform().kv_memory_bytes(config, 0) == GIB // 2
+
+
 @pytest.mark.parametrize("case", conformance.cases("platform_cpu"), ids=str)
 def test_the_cpu_keeps_the_contract_of_platforms(case: conformance.Case) -> None:
     case()
