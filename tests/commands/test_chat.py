@@ -1,0 +1,254 @@
+"""`engine chat` and `engine complete`, called in this process against a server in another, and on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from core.cli.main import main
+
+COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
+DEADLINE_S = 60
+
+Talk = Callable[..., tuple[int, str, str]]
+Start = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of the scripted model, which answers with what it is told, at once."""
+    flags = "--port 0 --max-model-len 4096 --api-key sesame --log-level error"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *flags.split()],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline().split()[-1] + "/v1"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+@pytest.fixture
+def talk(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
+    """Run a command with these lines piped into it; return its status and what it printed."""
+    monkeypatch.setenv("ENGINE_API_KEY", "sesame")
+
+    def run(command: str, *argv: str, said: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(said))
+        status = main([command, *([] if "--url" in argv else ["--url", url]), *argv])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_quick_message_is_answered_and_that_is_all(talk: Talk) -> None:
+    assert talk("chat", "-q", "grüß dich 🦊") == (0, "grüß dich 🦊\n", "")
+    assert talk("complete", "--quick", "once upon", "--max-tokens", "4") == (0, "once\n", "")
+
+
+def test_each_line_of_a_pipe_is_said(talk: Talk) -> None:
+    assert talk("chat", said="one\n\ntwo\n") == (0, "one\ntwo\n", "")
+    assert talk("complete", "--max-tokens", "50", said="three\nfour") == (0, "three\nfour\n", "")
+
+
+def test_model_is_the_first_the_server_lists_or_the_named_one(talk: Talk) -> None:
+    assert talk("chat", "--model-name", "scripted:", "-q", "hi")[:2] == (0, "hi\n")
+    status, out, error = talk("chat", "--model-name", "other", "-q", "hi")
+    assert (status, out) == (1, "")
+    assert "the server refuses (404): " in error
+
+
+def test_missing_key_is_said(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENGINE_API_KEY")
+    status, _, error = talk("chat", "-q", "hi")
+    assert status == 1
+    assert "the server refuses (401): " in error
+    assert error.endswith("Give its key with --api-key or ENGINE_API_KEY.\n")
+    assert talk("chat", "-q", "hi", "--api-key", "sesame")[:2] == (0, "hi\n")
+
+
+def test_failed_request_does_not_end_the_conversation_but_is_the_exit_status(talk: Talk) -> None:
+    status, out, error = talk("complete", "--max-tokens=-5", said="one\ntwo\n")
+    assert (status, out) == (1, "")
+    assert error.count("engine: error: the server refuses (400): ") == 2
+
+
+def test_no_server_is_said_with_what_to_do(talk: Talk) -> None:
+    status, _, error = talk("chat", "--url", "http://127.0.0.1:9/v1", "-q", "hi")
+    assert status == 1
+    assert error == (
+        "engine: error: no server answers at http://127.0.0.1:9/v1: Connection refused. Start one with "
+        "`engine serve MODEL`, or say where it is with --url.\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://host:port/v1"])
+def test_address_that_cannot_be_one_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", url, "-q", "hi"]) == 2
+    assert f"--url {url!r}" in capsys.readouterr().err
+
+
+# --- servers that misbehave
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Keeps what it is told, and answers with what it is to."""
+
+    answer = b""
+    told: list[dict[str, Any]] = []
+    holds = False
+    """After the answer, wait until the client has left."""
+    left = threading.Event()
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if body:
+            self.told.append(json.loads(body))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.answer)
+        if self.holds and not self.rfile.read(1):
+            self.left.set()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def odd() -> Iterator[Start]:
+    """Start a server that gives this answer to everything; return its address."""
+    Odd.told, Odd.left = [], threading.Event()
+    servers = []
+
+    def start(answer: bytes, holds: bool = False) -> str:
+        Odd.answer, Odd.holds = answer, holds
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/v1"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def event(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (event("ha") + b'data: {"error": {"message": "the engine died"}}\n\n', "engine: error: the engine died"),
+        (event("ha"), "ended its answer before it was complete"),
+        (event("ha") + b"data: {oops\n\n", "sends what is no JSON: {oops"),
+    ],
+)
+def test_stream_that_breaks_off_is_said(
+    answer: bytes, said: str, odd: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", "--url", odd(answer), "--model-name", "m", "-q", "hi"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "ha"
+    assert said in captured.err
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b'{"data": "none"}', b"[]"])
+def test_address_of_something_else_is_said(answer: bytes, odd: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", odd(answer), "-q", "hi"]) == 1
+    assert "does not list models; is this the address of an API?" in capsys.readouterr().err
+
+
+def test_server_is_told_the_whole_conversation(odd: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\nsecond\n"))
+    url = odd(event("yes") + b"data: [DONE]\n\n")
+    assert main(["chat", "--url", url, "--model-name", "m", "--system-prompt", "be brief"]) == 0
+    assert Odd.told[1]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "second"},
+    ]
+
+
+# --- on a terminal
+
+
+class Terminal:
+    """`engine chat` with a terminal of its own."""
+
+    def __init__(self, *argv: str) -> None:
+        pty = pytest.importorskip("pty")
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="dumb", OMP_NUM_THREADS="1", ENGINE_API_KEY="sesame")
+            os.execv(sys.executable, [sys.executable, "-P", "-c", COMMAND, *argv])
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def wait_for(self, text: str, after: int = 0) -> int:
+        """Return where the text ends on the screen."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.shown[after:]:
+            ready, _, _ = select.select([self._fd], [], [], deadline - time.monotonic())
+            assert ready, f"{text!r} did not come, but {self.shown[after:]!r}"
+            self.shown += os.read(self._fd, 4096).decode("utf-8", "replace")
+        return self.shown.index(text, after) + len(text)
+
+    def end(self) -> int:
+        try:
+            while os.read(self._fd, 4096):
+                pass
+        except OSError:  # how a terminal says that the program has left it
+            pass
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_interrupt_ends_the_answer_and_end_of_input_the_program(odd: Start) -> None:
+    terminal = Terminal("chat", "--url", odd(event("begun"), holds=True), "--model-name", "m")
+    at = terminal.wait_for("> ", terminal.wait_for("Ctrl-D leaves."))
+    terminal.type("hello\n")
+    at = terminal.wait_for("begun", at)
+    terminal.type("\x03")
+    assert Odd.left.wait(DEADLINE_S), "the server was not told that nobody listens"
+    at = terminal.wait_for("> ", at)
+    terminal.type("\x03")  # nothing is being said: the line is given up
+    at = terminal.wait_for("> ", at)
+    Odd.answer, Odd.holds = event("whole") + b"data: [DONE]\n\n", False
+    terminal.type("again\n")
+    terminal.wait_for("> ", terminal.wait_for("whole", at))
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    said = [message["content"] for message in Odd.told[-1]["messages"]]
+    assert said == ["hello", "begun", "again"], "what was said of an answer cut off is remembered"
+
+
+def test_what_a_terminal_would_obey_is_not_sent_to_it(odd: Start) -> None:
+    url = odd(event("\x1b]0;title\x07a\tb\x9bc") + b"data: [DONE]\n\n")
+    terminal = Terminal("chat", "--url", url, "--model-name", "m", "-q", "hi")
+    terminal.wait_for("c\r\n")
+    assert "]0;titlea" in terminal.shown
+    assert "\x1b" not in terminal.shown
+    assert terminal.end() == 0
