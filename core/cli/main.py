@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 import core
 from core.cli.context import CommandContext
 from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
-from core.config.logs import setup_logging
 from core.cli.startup import CONFIG, STARTUP, Startup, read_startup
 from core.config.build import Given, Layer, assemble, given, layer_from_environment, layer_from_file
 from core.config.env import CONFIG_FILE, read_environment
 from core.config.fields import FieldTable
 from core.config.files import ConfigFile, read_config_file
+from core.config.logs import setup_logging
 from core.errors import ConfigError, EngineError, PluginError, did_you_mean
 from core.plugin import load_plan, make_plan
 
