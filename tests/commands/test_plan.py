@@ -264,6 +264,7 @@ def test_context_left_open_is_cut_and_the_way_to_all_of_it_is_said(run: Run) -> 
 def test_weights_and_cache_beyond_the_free_memory_do_not_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuPlatform, "free_memory_bytes", lambda platform, config: 4_000_000, raising=False)
     assert run.json("--kv-cache-memory-bytes", "2M")["fits"]
+    assert run("--kv-cache-memory-bytes", "2M")[1].splitlines()[-1].endswith(" left for all else")
     plan = run.json("--kv-cache-memory-bytes", "8M")
     taken = plan["weight_bytes"][0] + plan["kv_cache"]["bytes"][0]
     assert plan["short_bytes"] == taken - 4_000_000

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LENGTHS: Final = (1000, 4000)
 """Requests of so many tokens are counted, besides those of the whole context."""
+NARROW_BYTES: Final = 1 << 30
+"""The engine's processes and the numbers of a step take some hundred MiB beside weights and cache."""
 
 
 def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
@@ -42,7 +44,8 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
     taken = sum(plan.weight_bytes) + sum(plan.kv_bytes)
     if plan.free_bytes is not None:
         free = plan.free_bytes * ranks
-        yield f"memory    {show_bytes(free)} free, {show_bytes(taken)} taken, {show_bytes(free - taken)} left"
+        left = f", {show_bytes(free - taken)} left" if free >= taken else ""
+        yield f"memory    {show_bytes(free)} free, {show_bytes(taken)} taken{left}"
     else:
         yield f"memory    {show_bytes(taken)} taken"
     yield _verdict(plan)
@@ -53,9 +56,16 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
 
 def _verdict(plan: MemoryPlan) -> str:
     if not plan.short_bytes:
-        return "fits"
+        return "fits" if _left(plan) >= NARROW_BYTES else f"fits, with {show_bytes(_left(plan))} left for all else"
     why = plan.obstacle or "weights and cache together are more than is free"
     return f"does not fit: {show_bytes(plan.short_bytes)} missing{_each(plan)}; {why}"
+
+
+def _left(plan: MemoryPlan) -> int:
+    """Return what one rank has beside weights and cache; much, where nobody knows."""
+    if plan.free_bytes is None:
+        return NARROW_BYTES
+    return plan.free_bytes - max(map(sum, zip(plan.weight_bytes, plan.kv_bytes, strict=True)))
 
 
 def _each(plan: MemoryPlan) -> str:
