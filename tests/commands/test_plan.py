@@ -172,6 +172,22 @@ def test_plan_of_a_model_of_real_size(
     compare(configure(registry, folder, dtype=dtype), registry, allocated)
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the most memory used is Linux' to tell")
+def test_planning_reads_no_weight(registry: Registry, tmp_path: Path) -> None:
+    folder = write_sparse_checkpoint(tmp_path, QWEN3_06B, registry)
+    config = configure(registry, folder)
+    memory_plan(config, registry)  # with everything imported
+    Path("/proc/self/clear_refs").write_text("5")  # the most memory used is counted anew
+    before = most_memory_used()
+    memory_plan(config, registry)
+    assert most_memory_used() - before < 64 << 20  # of weights of 1.1 GiB
+
+
+def most_memory_used() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
 def test_quantities_of_a_simple_cache(checkpoint: Callable[[str], Path], registry: Registry) -> None:
     config = configure(
         registry, checkpoint("Olmo2ForCausalLM"), num_gpu_blocks_override=64, max_model_len=160, max_num_seqs=32
@@ -224,7 +240,12 @@ def run(checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -
     return Run(checkpoint("Qwen3ForCausalLM"), capsys)
 
 
-def test_verdict_is_printed_last_and_is_the_exit_status(run: Run) -> None:
+def have_free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setattr(CpuPlatform, "free_memory_bytes", lambda platform, config: num_bytes, raising=False)
+
+
+def test_verdict_is_printed_last_and_is_the_exit_status(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    have_free(monkeypatch, 8 << 30)
     status, out = run("--kv-cache-memory-bytes", "16M", "--max-model-len", "512")
     assert (status, out.splitlines()[-1]) == (0, "fits")
     status, out = run("--kv-cache-memory-bytes", "100k", "--max-model-len", "512")
@@ -262,7 +283,7 @@ def test_context_left_open_is_cut_and_the_way_to_all_of_it_is_said(run: Run) -> 
 
 
 def test_weights_and_cache_beyond_the_free_memory_do_not_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuPlatform, "free_memory_bytes", lambda platform, config: 4_000_000, raising=False)
+    have_free(monkeypatch, 4_000_000)
     assert run.json("--kv-cache-memory-bytes", "2M")["fits"]
     assert run("--kv-cache-memory-bytes", "2M")[1].splitlines()[-1].endswith(" left for all else")
     plan = run.json("--kv-cache-memory-bytes", "8M")
@@ -271,6 +292,12 @@ def test_weights_and_cache_beyond_the_free_memory_do_not_fit(run: Run, monkeypat
     for flags in plan["flags_that_help"]:
         assert run.json("--kv-cache-memory-bytes", "8M", *flags.split())["fits"], flags
     assert any(flags.startswith("--kv-cache-memory-bytes") for flags in plan["flags_that_help"])
+
+
+def test_platform_that_does_not_know_its_memory_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(CpuPlatform, "free_memory_bytes", raising=False)
+    status, out = run("--kv-cache-memory-bytes", "16M")
+    assert (status, out.splitlines()[-1]) == (0, "fits if this memory is free, which the platform does not say")
 
 
 def test_checkpoint_that_could_not_be_loaded_is_said(run: Run, tmp_path: Path) -> None:

@@ -55,17 +55,13 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
 
 
 def _verdict(plan: MemoryPlan) -> str:
-    if not plan.short_bytes:
-        return "fits" if _left(plan) >= NARROW_BYTES else f"fits, with {show_bytes(_left(plan))} left for all else"
-    why = plan.obstacle or "weights and cache together are more than is free"
-    return f"does not fit: {show_bytes(plan.short_bytes)} missing{_each(plan)}; {why}"
-
-
-def _left(plan: MemoryPlan) -> int:
-    """Return what one rank has beside weights and cache; much, where nobody knows."""
+    if plan.short_bytes:
+        why = plan.obstacle or "weights and cache together are more than is free"
+        return f"does not fit: {show_bytes(plan.short_bytes)} missing{_each(plan)}; {why}"
     if plan.free_bytes is None:
-        return NARROW_BYTES
-    return plan.free_bytes - max(map(sum, zip(plan.weight_bytes, plan.kv_bytes, strict=True)))
+        return "fits if this memory is free, which the platform does not say"
+    left = plan.free_bytes - max(map(sum, zip(plan.weight_bytes, plan.kv_bytes, strict=True)))
+    return "fits" if left >= NARROW_BYTES else f"fits, with {show_bytes(left)} left for all else"
 
 
 def _each(plan: MemoryPlan) -> str:
