@@ -96,7 +96,7 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = None
     """Exact number of blocks, whatever the memory."""
     kv_cache_memory_bytes: Size | None = None
-    """Exact bytes of the KV cache."""
+    """Exact bytes of the KV cache; of each rank, where ranks split every layer."""
     gpu_memory_utilization: float = 0.9
     """Share of device memory the engine may take, where the device's memory is its own."""
     enable_prefix_caching: bool = True
@@ -153,7 +153,7 @@ class ParallelConfig:
     """How the model is spread."""
 
     distributed_executor_backend: str | None = None
-    """Executor plugin; default: uni, the worker in this process."""
+    """Executor plugin; default: uni, the worker in the engine's process, or mp, one process per rank, with several."""
     tensor_parallel_size: int = 1
     """Ranks that split every layer."""
     pipeline_parallel_size: int = 1

@@ -13,6 +13,7 @@ from core.engine.build import build
 from core.engine.loop_thread import LoopThread
 from core.engine.messages import Abort, Add, Answer, Fault, Outputs, Ready, ResetCache, Started, Stop, ToEngine
 from core.engine.resolve import resolve
+from core.errors import EngineDead
 from core.process.messages import BEAT_S, Beat, Start
 from core.process.spawn import TICK_S
 
@@ -84,10 +85,11 @@ class EngineProcess:
         self._loop.call(work).add_done_callback(lambda future: self._answer(call, future))
 
     def _answer(self, call: int, future: Future[Any]) -> None:
-        error, value = future.exception(), None
-        if error is None:
-            value = future.result()
-        self._channel.send(Answer(call, None if error is None else Fault.of(error), value is not False))
+        error = future.exception()
+        if isinstance(error, EngineDead):
+            return  # our end is the answer: what was asked is asked of the next engine
+        done = error is None and future.result() is not False
+        self._channel.send(Answer(call, None if error is None else Fault.of(error), done))
         self._deliver(())  # an abort that leaves nothing to do has numbers, and no step to bring them
 
     def _observe(self, stats: StepStats) -> None:

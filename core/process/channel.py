@@ -18,6 +18,8 @@ _UP, _DOWN = "up", "down"
 _LONGEST_PATH: Final = 100
 """Unix sockets have paths of at most about 107 bytes."""
 _LINGER_MS: Final = 1000
+_RETRY_MS: Final = 10
+"""How often a parent looks whether its child has come."""
 
 
 class Channel:
@@ -38,8 +40,9 @@ class Channel:
         base = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="engine-", dir=base if len(base) < _LONGEST_PATH - 20 else "/tmp")
         outgoing, incoming = _sockets()
-        outgoing.set_hwm(0)  # a parent never waits for its child
-        outgoing.bind(f"ipc://{folder}/{_DOWN}")
+        outgoing.set_hwm(0)  # a parent never waits for its child,
+        outgoing.reconnect_ivl = _RETRY_MS
+        outgoing.connect(f"ipc://{folder}/{_DOWN}")  # alive or not: who binds would wait for somebody to connect
         incoming.bind(f"ipc://{folder}/{_UP}")
         return cls(outgoing, incoming, folder, kinds)
 
@@ -48,7 +51,7 @@ class Channel:
         """Return the child's end; `kinds` is the union of messages it receives."""
         outgoing, incoming = _sockets()
         outgoing.connect(f"ipc://{folder}/{_UP}")
-        incoming.connect(f"ipc://{folder}/{_DOWN}")
+        incoming.bind(f"ipc://{folder}/{_DOWN}")
         return cls(outgoing, incoming, folder, kinds)
 
     def send(self, message: Any) -> None:
