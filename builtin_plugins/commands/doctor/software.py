@@ -65,7 +65,7 @@ def check_torch(script: str = PROBE) -> Iterator[Finding]:
             "fail",
             "torch",
             found,
-            "Install a build for this machine: pip install torch --index-url https://download.pytorch.org/whl/cpu",
+            "Install a build that fits this machine and its drivers",
         )
         return
     build = f"for CUDA or ROCm {found['cuda']}" if found["cuda"] else "for CPUs"
