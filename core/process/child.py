@@ -20,7 +20,7 @@ from core.errors import EngineError
 from core.plugin import load_plan
 from core.process.channel import Channel, folder_of
 from core.process.messages import Failed, Stage, Start
-from core.process.spawn import FIRST_STAGE
+from core.process.spawn import FIRST_STAGE, HOME
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,10 @@ class ParentChannel(Channel):
         self.send(Stage(name))
 
 
-def main(address: str) -> None:
-    """Run the role the parent asks for; never returns."""
+def main(address: str, home: str) -> None:
+    """Run the role the parent asks for; never returns. `home` is where the parent has the engine's code from."""
+    if home != HOME:
+        sys.exit(f"engine: the code in {home} has started a process that finds the one in {HOME}; install one of them.")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides about our end, and its own tells us
     folder = folder_of(address)
@@ -86,4 +88,4 @@ def _end_with_parent(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

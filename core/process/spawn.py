@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import core
 from core.errors import EngineDead, ProcessKilled
 from core.process.channel import Channel
 from core.process.messages import Failed, Stage, Start
@@ -18,6 +20,8 @@ from core.process.messages import Failed, Stage, Start
 TICK_S: Final = 0.1
 """How often a waiting parent looks whether its child lives."""
 FIRST_STAGE: Final = "starting Python"
+HOME: Final = str(Path(core.__file__).parent)
+"""Where this process has the engine's code from."""
 
 
 class Child:
@@ -36,7 +40,7 @@ class Child:
         self._leader = leader
         self._since_s = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "core.process.child", self.channel.folder],
+            [sys.executable, "-P", "-m", "core.process.child", self.channel.folder, HOME],
             stdin=subprocess.PIPE,  # never written to: its end tells the child that we have ended
             env={**os.environ, **(environment or {})},
             process_group=0 if leader else None,
