@@ -187,11 +187,26 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
 """What is missing, and the options that belong to it: name to (type, default)."""
 
 
+NEVER: Final[Mapping[str, str]] = {
+    "logits_processor_pattern": "--logits-processor-pattern",
+    "max_num_partial_prefills": "Concurrent Partial Prefill",
+    "max_long_partial_prefills": "Concurrent Partial Prefill",
+}
+"""What vLLM itself refuses: option to the name of the feature in its words, which scripts may look for."""
+
+
 @hookimpl
 def engine_options() -> list[Option]:
     """Give every planned option with the feature it is missing."""
     return [
-        Option(name, kind, default, feature, refuse=f"{feature}: not part of this version. Leave it out.")
+        Option(name, kind, default, feature, refuse=_refusal(name, feature))
         for feature, options in PLANNED.items()
         for name, (kind, default) in options.items()
     ]
+
+
+def _refusal(name: str, feature: str) -> str:
+    never = NEVER.get(name)
+    if never:
+        return f"{never} is not supported. We recommend to remove {never} from your config."
+    return f"{feature}: not part of this version. Leave it out."

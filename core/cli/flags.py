@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -11,25 +12,52 @@ from typing import Any, Final, NoReturn
 from core.cli.reference.configuration import show_default
 from core.cli.reference.field_docs import field_doc, section_docs
 from core.config.build import Given, Layer, given
-from core.config.fields import OPTIONS, Field, FieldTable
+from core.config.fields import Field, FieldTable
 from core.config.values import ValueType
 from core.errors import ConfigError, did_you_mean
 
 SHORT: Final[Mapping[str, str]] = {
-    "tensor_parallel_size": "-tp",
+    "attention_config": "-ac",
+    "compilation_config": "-cc",
+    "data_parallel_address": "-dpa",
+    "data_parallel_backend": "-dpb",
+    "data_parallel_external_lb": "-dpe",
+    "data_parallel_hybrid_lb": "-dph",
+    "data_parallel_rank": "-dpn",
+    "data_parallel_rpc_port": "-dpp",
+    "data_parallel_size": "-dp",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_start_rank": "-dpr",
+    "decode_context_parallel_size": "-dcp",
+    "nnodes": "-n",
+    "node_rank": "-r",
+    "optimization_level": "-O",
     "pipeline_parallel_size": "-pp",
+    "prefill_context_parallel_size": "-pcp",
     "quantization": "-q",
+    "tensor_parallel_size": "-tp",
 }
+"""Spellings people know, whoever brings the option."""
+RENAMED: Final[Mapping[str, str]] = {
+    "--disable-log-requests": "--no-enable-log-requests",
+    "--no-disable-log-requests": "--enable-log-requests",
+}
+"""Flags that still work, with a warning, and what is to be written instead."""
+LIST_GROUPS: Final = "listgroup"
+"""`--help=listgroup` names the groups."""
 PLANNED: Final = "planned"
 """`--help=planned` lists the options that are known but refused."""
 EPILOG: Final = (
     "Before or after the command: --plugins NAME, --plugins-lock FILE, --config FILE, --log-level LEVEL, --debug. "
-    "--help=GROUP shows one group, --help=TEXT the flags that contain it, --help=planned the flags known from "
+    "--help=GROUP shows one group (--help=listgroup names them), --help=TEXT the flags that contain it, --help=planned the flags known from "
     "vLLM that are refused for now."
 )
 
 _DEST: Final = "config:"
-_DOTTED: Final = re.compile(r"--([A-Za-z][\w-]*)\.([^=\s]+)(?:=(.*))?", re.DOTALL)
+_DOTTED: Final = re.compile(r"(--?[A-Za-z][\w-]*)\.([^=\s]+)(?:=(.*))?", re.DOTALL)
+_LONG: Final = {short: name for name, short in SHORT.items()}
+
+log = logging.getLogger(__name__)
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -48,7 +76,8 @@ class FlagParser(argparse.ArgumentParser):
         for token in extra:
             flag = token.partition("=")[0]
             what = "flag" if token.startswith("-") else "argument"
-            raise ConfigError(f"unknown {what} {flag}{did_you_mean(flag, known)} (see {self.prog} --help)")
+            hint = did_you_mean(flag, known) if flag.startswith("--") else ""  # short ones are all alike
+            raise ConfigError(f"unknown {what} {flag}{hint} (see {self.prog} --help)")
         return namespace
 
 
@@ -75,7 +104,7 @@ def parse_flags(parser: FlagParser, table: FieldTable, argv: Sequence[str]) -> t
     """Parse a command's arguments; return its own and the layer of configuration flags."""
     flags = [flag for found in table.by_name.values() for flag in _all_spellings(found)]
     known = set(flags)
-    argv, dotted = _take_dotted([_respell(token, known) for token in argv], table)
+    argv, dotted = _take_dotted([_respell(token, known) for token in _renamed(argv)], table)
     namespace = parser.parse_all(argv, flags)
     layer: dict[str, Given] = {}
     for dest, raw in list(vars(namespace).items()):
@@ -102,6 +131,9 @@ def show_help(parser: FlagParser, table: FieldTable, wanted: str) -> str:
         parser.usage, parser.epilog = usage, EPILOG
         add_flags(parser, table, docs=section_docs())
         return parser.format_help()
+    if wanted == LIST_GROUPS:
+        docs = section_docs()
+        return "".join(f"{name:<18} {docs.get(f'[{name}]', 'options of a plugin')}\n" for name in table.groups())
     short = FlagParser(prog=parser.prog, usage=usage, add_help=False)
     if wanted == PLANNED:
         add_flags(short, table, docs=section_docs(), visible=lambda found: bool(found.refuse))
@@ -130,7 +162,7 @@ def _help(found: Field, docs: Mapping[str, str]) -> str:
 
 
 def _spellings(found: Field) -> list[str]:
-    short = SHORT.get(found.name) if found.section != OPTIONS else None
+    short = SHORT.get(found.name)
     return [found.flag] + ([short] if short else [])
 
 
@@ -151,6 +183,17 @@ def _shape(kind: ValueType) -> dict[str, Any]:
     return shape
 
 
+def _renamed(argv: Sequence[str]) -> list[str]:
+    """Put the new names of flags for their old ones, with a warning."""
+    out = []
+    for token in argv:
+        new = RENAMED.get(token.replace("_", "-"))
+        if new is not None:
+            log.warning("[DEPRECATED] %s is now called %s", token, new)
+        out.append(new or token)
+    return out
+
+
 def _respell(token: str, known: set[str]) -> str:
     """Turn underscores of a known flag into dashes; other tokens stay as they are."""
     flag, assigned, value = token.partition("=")
@@ -165,7 +208,7 @@ def _take_dotted(argv: list[str], table: FieldTable) -> tuple[list[str], dict[st
     tokens = iter(argv)
     for token in tokens:
         match = _DOTTED.fullmatch(token)
-        found = table.by_name.get(match[1].replace("-", "_")) if match else None
+        found = table.by_name.get(_LONG.get(match[1]) or match[1].lstrip("-").replace("-", "_")) if match else None
         if match is None or found is None or not found.type.mapping:
             left.append(token)
             continue

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,11 +27,11 @@ from core.config.fields import FieldTable
 from core.config.files import ConfigFile, read_config_file
 from core.config.logs import setup_logging
 from core.errors import ConfigError, EngineError, PluginError, did_you_mean
-from core.plugin import load_plan, make_plan
+from core.plugin import PluginPlan, load_plan, make_plan
 
 if TYPE_CHECKING:
     from core.contracts import Command
-    from core.plugin import PluginPlan, Registry
+    from core.plugin import Registry
 
 OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "config": ("core.cli.config_command:ConfigCommand", "print the effective configuration and where it came from"),
@@ -113,6 +113,9 @@ def _run(argv: list[str]) -> int:
         command, blame = _find_command(startup.command, registry)
         table = FieldTable(registry.options())
     except EngineError as error:
+        examiner = _examiner(startup.command, context)
+        if examiner is not None:
+            return _run_plain(examiner, startup, context)
         if _help_wanted(startup.rest) is None:
             raise
         print(f"usage: engine {startup.command} [options]\n\nOnly this much help, because {error}")
@@ -194,6 +197,19 @@ def _find_command(name: str, registry: Registry) -> tuple[Command, AbstractConte
     with blame:
         command: Command = registry.load(registered)()
     return command, blame
+
+
+def _examiner(name: str, context: CommandContext) -> Command | None:
+    """Return the command of this name if it examines plugins, which it can do when some of them are broken."""
+    with suppress(EngineError):
+        for ref in context.plan.plugins:
+            with suppress(PluginError):
+                alone = load_plan(PluginPlan(plugins=(ref,)))
+                for registered in alone.entries("commands"):
+                    if registered.entry.name == name:
+                        command: Command = alone.load(registered)()
+                        return command if getattr(command, "examines_plugins", False) else None
+    return None
 
 
 def _own(name: str) -> Command:

@@ -17,7 +17,8 @@ class Platform(Protocol):
     """One kind of device. Constructed without arguments; must be cheap until `start`.
 
     One whose ranks talk otherwise than over gloo has a method `process_group(store, rank, size)` that returns a
-    process group of torch.distributed.
+    process group of torch.distributed. One that knows how much memory weights and cache of a rank may take together
+    has a method `free_memory_bytes(config)`, by which `engine plan` judges.
     """
 
     name: str
@@ -34,7 +35,10 @@ class Platform(Protocol):
         """Return the dtype `--dtype auto` means for a checkpoint stored in `checkpoint_dtype`."""
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
-        """Return the bytes the KV cache may take after `weight_bytes` of weights are loaded."""
+        """Return the bytes the KV cache may take beside `weight_bytes` of weights.
+
+        Asked once they are loaded, and by `engine plan` of a platform that is never started.
+        """
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed device memory, uint8 [num_bytes]; memory not used yet should cost nothing where possible."""

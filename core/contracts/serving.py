@@ -71,7 +71,10 @@ class MetricSink(Protocol):
 
 
 class Command(Protocol):
-    """A subcommand of `engine`. Constructed without arguments."""
+    """A subcommand of `engine`. Constructed without arguments.
+
+    Optional: `examines_plugins = True` for one without engine options that runs when plugins are broken, too.
+    """
 
     help: str
     takes_engine_options: bool

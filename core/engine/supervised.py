@@ -19,8 +19,8 @@ from core.engine.client import SLOW_STEP_S, STALLED_S, EngineStatus, Listener, S
 from core.engine.ledger import Ledger
 from core.engine.messages import Abort, Add, Answer, Fault, FromEngine, Outputs, Ready, ResetCache, Started, Stop
 from core.errors import EngineDead, EngineError, ProcessKilled
-from core.process import Beat, Child, Start
-from core.process.spawn import TICK_S
+from core.process.messages import Beat, Start
+from core.process.spawn import TICK_S, Child
 from core.step import EngineRequest, RequestDelta
 
 if TYPE_CHECKING:

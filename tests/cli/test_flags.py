@@ -62,6 +62,7 @@ def help_of(wanted: str) -> str:
             ["--hf_overrides", '{"a": {"b": "z", "d": [1]}}', "--hf_overrides.rope_theta=1e6", "--hf_overrides.a.b=c"],
         ),
         (["--extra.x.y", "None"], ["--extra", '{"x": {"y": "None"}}']),
+        (["--enable-log-requests"], ["--no-disable-log-requests"], ["--no_disable_log_requests"]),
     ],
 )
 def test_all_spellings_mean_the_same(spellings: tuple[list[str], ...]) -> None:
@@ -138,7 +139,7 @@ def test_planned_flag_parses_and_is_refused(name: str) -> None:
         value = [str(choice) for choice in choices if choice != make_table().by_name[name].default][:1]
     else:
         value = SAMPLES[(kind.items or kind).scalars[0]]
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*not part of this version"):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*not (part of this version|supported)"):
         parse("--" + name.replace("_", "-"), *value)
 
 
@@ -192,3 +193,64 @@ def test_building_and_parsing_flags_is_fast() -> None:
         return time.perf_counter() - started
 
     assert min(once() for _ in range(5)) < 0.030
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "value"),
+    [
+        ("-dp", "--data-parallel-size", "2"),
+        ("-dpn", "--data-parallel-rank", "1"),
+        ("-dpr", "--data-parallel-start-rank", "1"),
+        ("-dpl", "--data-parallel-size-local", "1"),
+        ("-dpa", "--data-parallel-address", "host"),
+        ("-dpp", "--data-parallel-rpc-port", "1"),
+        ("-dpb", "--data-parallel-backend", "ray"),
+        ("-pcp", "--prefill-context-parallel-size", "2"),
+        ("-dcp", "--decode-context-parallel-size", "2"),
+        ("-n", "--nnodes", "2"),
+        ("-r", "--node-rank", "1"),
+        ("-cc", "--compilation-config", '{"mode": 3}'),
+        ("-cc.mode", "--compilation-config", "3"),
+        ("-ac", "--attention-config", '{"backend": "X"}'),
+        ("-O", "--optimization-level", "3"),
+    ],
+)
+def test_short_spellings_of_planned_options_are_refused_by_their_names(short: str, long: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{long}: .* not part of this version"):
+        parse(short, value)
+
+
+@pytest.mark.parametrize(("short", "long"), [("-dph", "hybrid"), ("-dpe", "external")])
+def test_short_switches_of_planned_options_are_refused_by_their_names(short: str, long: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--data-parallel-{long}-lb: "):
+        parse(short)
+
+
+def test_renamed_flag_works_and_its_new_name_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse("--disable-log-requests").observability.enable_log_requests is False
+    assert "[DEPRECATED] --disable-log-requests is now called --no-enable-log-requests" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flag", "feature"),
+    [
+        ("--logits-processor-pattern", "--logits-processor-pattern"),
+        ("--max-num-partial-prefills", "Concurrent Partial Prefill"),
+        ("--max-long-partial-prefills", "Concurrent Partial Prefill"),
+    ],
+)
+def test_what_is_never_supported_is_refused_in_known_words(flag: str, feature: str) -> None:
+    expected = f"{feature} is not supported. We recommend to remove {feature} from your config."
+    with pytest.raises(ConfigError, match=expected):
+        parse(flag, "7")
+
+
+def test_unknown_short_flag_is_not_taken_for_another() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown flag -xy \(see"):
+        parse("-xy", "2")
+
+
+def test_help_names_the_groups() -> None:
+    lines = help_of("listgroup").splitlines()
+    assert "cache              The KV cache." in lines
+    assert "web                options of a plugin" in lines

@@ -258,3 +258,12 @@ def test_planned_options_give_way_to_none_that_exist() -> None:
 
     given = {option.name for plugin, option in load_plan(make_plan()).options() if not option.refuse}
     assert given.isdisjoint(name for options in PLANNED.values() for name in options)
+
+
+def test_command_that_examines_plugins_runs_when_some_are_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("shaky.py").write_text("import no_such_module\n")
+    assert main(["--plugins", "./shaky.py", "doctor", "--json"]) == 1
+    failed = [f["text"] for f in json.loads(capsys.readouterr().out)["findings"] if f["status"] == "fail"]
+    assert any("shaky" in text and "no_such_module" in text for text in failed)
+    assert main(["--plugins", "./shaky.py", "config"]) == 1
+    assert "shaky" in capsys.readouterr().err

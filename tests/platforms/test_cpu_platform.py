@@ -41,6 +41,21 @@ def test_the_cache_takes_what_was_asked_for_else_a_bounded_share(monkeypatch: py
         assert platform.kv_memory_bytes(config, 0) == expected
 
 
+def test_the_cache_gets_a_share_of_what_weights_leave_asked_before_or_after_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = replace(EngineConfig(), device=replace(EngineConfig().device, num_threads=torch.get_num_threads()))
+    monkeypatch.setattr(cpu, "free_memory_bytes", lambda: 5 * GIB)
+    before = cpu.CpuPlatform()
+    started = cpu.CpuPlatform()
+    started.start(config)
+    monkeypatch.setattr(cpu, "free_memory_bytes", lambda: 2 * GIB)
+    assert started.free_memory_bytes(config) == 5 * GIB
+    assert started.kv_memory_bytes(config, 3 * GIB) == GIB
+    monkeypatch.setattr(cpu, "free_memory_bytes", lambda: 5 * GIB)
+    assert before.kv_memory_bytes(config, 3 * GIB) == GIB
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]
 )

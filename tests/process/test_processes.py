@@ -16,8 +16,10 @@ import pytest
 from core.config import EngineConfig
 from core.errors import ConfigError, EngineDead, EngineError, PluginError, ProcessKilled
 from core.plugin import make_plan
-from core.process import Beat, Channel, Child, Failed, Stage, Start
-from core.process.spawn import HOME, thread_environment
+from core.process.channel import Channel
+from core.process.cores import usable_cores
+from core.process.messages import Beat, Failed, Stage, Start
+from core.process.spawn import HOME, Child, thread_environment
 
 KINDS = Beat | Failed | Stage
 HERE = Path(__file__)
@@ -153,3 +155,10 @@ def test_messages_arrive_in_order_both_ways():
     assert [child.receive(5).busy_s for _ in range(50)] == [parent.receive(5).busy_s for _ in range(50)]
     child.close()
     parent.close()
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
+def test_a_container_may_use_fewer_cores_than_the_machine_has(tmp_path: Path, quota: str, cores: int | None):
+    everything = usable_cores(tmp_path)
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert usable_cores(tmp_path) == (everything if cores is None else min(cores, everything))

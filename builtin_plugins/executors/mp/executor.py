@@ -19,7 +19,8 @@ import msgspec
 
 from builtin_plugins.executors.mp.rank import RankProcess
 from core.api import EngineDead, EngineError, ProcessKilled, WorkerInfo
-from core.process import Start
+from core.process.cores import usable_cores
+from core.process.messages import Start
 from core.process.ranks import Allocate, Allocated, Done, Join, Leave, Loaded, Run, StepFailed
 from core.process.spawn import TICK_S, thread_environment
 
@@ -60,7 +61,7 @@ class ProcessExecutor:
         self._check_alive()
         folder = tempfile.mkdtemp(prefix="engine-ranks-")
         try:
-            environment = thread_environment(self._config.device.num_threads or max(1, _usable_cores() // self._size))
+            environment = thread_environment(self._config.device.num_threads or max(1, usable_cores() // self._size))
             for rank in range(self._size):
                 self._ranks.append(RankProcess(self._start_of(rank), environment, self._hear_later))
                 self._ranks[rank].send(Join(folder))
@@ -220,7 +221,3 @@ class ProcessExecutor:
 
 def _name(rank: int) -> str:
     return f"worker {rank}"
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

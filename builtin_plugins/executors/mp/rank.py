@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.api import EngineError
-from core.process import Beat, Child, Start
+from core.process.messages import Beat, Start
 from core.process.ranks import FromRank
-from core.process.spawn import TICK_S
+from core.process.spawn import TICK_S, Child
 
 Heard = Callable[[int, Any], None]
 """Called with a rank and what it said, or the error it ended with."""

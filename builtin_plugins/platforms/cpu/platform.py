@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from core.api import EngineConfig
+from core.process.cores import usable_cores
 
 GIB: Final = 1 << 30
 MOST_KV_BYTES: Final = 4 * GIB
@@ -27,12 +27,17 @@ class CpuPlatform:
     name = "cpu"
     device = "cpu"
 
+    def __init__(self) -> None:
+        self._free_bytes: int | None = None
+        """Before the weights came; those that are mapped from files would count as free afterwards."""
+
     def is_available(self) -> bool:
         """Every machine has one."""
         return True
 
     def start(self, config: EngineConfig) -> None:
         """Give torch the threads asked for, else this rank's part of the cores this process may run on."""
+        self._free_bytes = free_memory_bytes()
         torch.set_num_threads(config.device.num_threads or max(1, usable_cores() // num_ranks(config)))
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
@@ -40,12 +45,18 @@ class CpuPlatform:
         return "bfloat16" if checkpoint_dtype == "float16" else checkpoint_dtype
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
-        """Return what was asked for, else this rank's part of half the free memory; weights are already taken."""
+        """Return what was asked for, else this rank's part of half the memory that the weights leave."""
         asked = config.cache.kv_cache_memory_bytes
         if asked is not None:
             return asked
-        most = min(MOST_KV_BYTES, int(free_memory_bytes() * SHARE_OF_FREE))
-        return max(LEAST_KV_BYTES, most // num_ranks(config))
+        ranks = num_ranks(config)
+        left = self.free_memory_bytes(config) - weight_bytes
+        return max(LEAST_KV_BYTES, min(MOST_KV_BYTES // ranks, int(left * SHARE_OF_FREE)))
+
+    def free_memory_bytes(self, config: EngineConfig) -> int:
+        """Return this rank's part of what was free before the weights came, or is free now."""
+        free = free_memory_bytes() if self._free_bytes is None else self._free_bytes
+        return free // num_ranks(config)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return memory the system zeroes when it is first touched, so that an unused cache takes none."""
@@ -59,13 +70,6 @@ class CpuPlatform:
 def num_ranks(config: EngineConfig) -> int:
     """Return how many ranks share this machine."""
     return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
