@@ -1,0 +1,1 @@
+"""`engine bench`: how fast it is, measured so that the figures can be believed."""

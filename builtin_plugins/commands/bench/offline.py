@@ -1,0 +1,70 @@
+"""What the benchmarks share that run an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from builtin_plugins.commands.bench.workload import Sample, TokenIds
+from core.api import ConfigError, EngineError, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from core import LLM
+
+COMMON_IDS = 1000
+"""Ids that every vocabulary has, where it is not known."""
+
+
+def open_engine(context: Any) -> LLM:
+    """Start the engine the command line describes."""
+    from core import LLM  # lazy: torch is slow to import, and what can be checked without it has been
+
+    return LLM.from_config(context.config, context.registry)
+
+
+def units_of(llm: LLM) -> TokenIds:
+    """Return what random prompts for this engine are made of."""
+    tokenizer = llm.get_tokenizer()
+    return TokenIds(COMMON_IDS if tokenizer is None else tokenizer.vocab_size, tokenizer)
+
+
+def check_lengths(llm: LLM, samples: Sequence[Sample]) -> None:
+    """Raise `ConfigError` when a request is longer than the context."""
+    context = llm.config.model.max_model_len or 0
+    longest = max(samples, key=lambda sample: (sample.prompt_tokens or 0) + sample.output_tokens)
+    tokens = (longest.prompt_tokens or 0) + longest.output_tokens
+    if tokens > context:
+        raise ConfigError(
+            f"{longest.prompt_tokens} prompt tokens and {longest.output_tokens} to generate are more than the context "
+            f"of {context}. Ask for less (--input-len, --output-len), or raise --max-model-len if the model allows it."
+        )
+
+
+def sampling(args: Any, output_tokens: int) -> SamplingParams:
+    """Return parameters that generate exactly this many tokens."""
+    return SamplingParams(
+        n=args.n,
+        temperature=args.temperature,
+        max_tokens=output_tokens,
+        ignore_eos=True,
+        detokenize=not args.disable_detokenize,
+    )
+
+
+def add_sampling(parser: Any) -> None:
+    """Add how tokens are chosen."""
+    parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt (default: 1)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default: 1)")
+    parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
+
+
+def refuse_failures(outputs: Sequence[RequestOutput]) -> None:
+    """Raise when a request failed: figures of a run in which not all was computed mean nothing."""
+    failed = [output.error for output in outputs if output.error]
+    if failed:
+        raise EngineError(f"{len(failed)} of {len(outputs)} requests failed; the first: {failed[0]}")
+
+
+def generated(outputs: Sequence[RequestOutput]) -> int:
+    """Return the number of generated tokens."""
+    return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)

@@ -1,0 +1,148 @@
+"""One streamed request to an OpenAI-compatible server, and when each piece of the answer came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from builtin_plugins.commands.bench.http_stream import HttpClient, HttpError
+from builtin_plugins.commands.bench.workload import Sample
+
+ENDPOINTS: Final[Mapping[str, str]] = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+END: Final = b"[DONE]"
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode: Final = msgspec.json.Decoder(_Event).decode
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one request. Times are seconds; `start_s` counts from the start of the run."""
+
+    start_s: float
+    arrivals_s: list[float] = field(default_factory=list)
+    """When each piece came, of the clock `time.perf_counter`; those without text left out."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    text: str = ""
+    error: str = ""
+    sent_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first piece."""
+        return self.arrivals_s[0] - self.sent_s if self.arrivals_s else 0.0
+
+    @property
+    def e2e_s(self) -> float:
+        """Time to the last piece."""
+        return self.arrivals_s[-1] - self.sent_s if self.arrivals_s else 0.0
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Times between pieces."""
+        times = self.arrivals_s
+        return [after - before for before, after in pairwise(times)]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time for each token after the first; None where there is none."""
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """How requests are put."""
+
+    client: HttpClient
+    backend: str
+    endpoint: str
+    model: str
+    extra: Mapping[str, Any]
+    """Fields added to every request."""
+
+    def body(self, sample: Sample) -> bytes:
+        """Return the request."""
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": sample.output_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.backend == "openai-chat":
+            fields["messages"] = [{"role": "user", "content": sample.prompt}]
+        else:
+            fields["prompt"] = sample.prompt
+        return msgspec.json.encode(fields | dict(self.extra))
+
+    async def ask(self, sample: Sample, began_s: float, *, keep_text: bool = False) -> Outcome:
+        """Send a request and follow the answer to its end; what goes wrong is in the outcome."""
+        body = self.body(sample)
+        outcome = Outcome(0.0, prompt_tokens=sample.prompt_tokens or 0)
+        arrivals, clock, pieces, ended = outcome.arrivals_s, time.perf_counter, [], False
+        usage: _Usage | None = None
+
+        def take(data: bytes) -> None:
+            nonlocal ended, usage
+            if data == END:
+                ended = True
+                return
+            event = _decode(data)
+            if event.error is not None:
+                raise HttpError(f"in the stream: {event.error}"[:500])
+            usage = event.usage or usage
+            for choice in event.choices:
+                delta = choice.delta
+                text = choice.text if delta is None else delta.content or delta.reasoning_content or delta.reasoning
+                if text:
+                    arrivals.append(clock())
+                    if keep_text:
+                        pieces.append(text)
+
+        outcome.sent_s = clock()
+        outcome.start_s = outcome.sent_s - began_s
+        try:
+            await self.client.stream(self.endpoint, body, take)
+        except TimeoutError:
+            outcome.error = "no end within --request-timeout-sec"
+        except (HttpError, OSError, msgspec.MsgspecError) as error:
+            outcome.error = str(error) or type(error).__name__
+        else:
+            if not ended and usage is None:
+                outcome.error = "the stream ended without its end mark"
+            elif not arrivals:
+                outcome.error = "no text came"
+        outcome.text = "".join(pieces)
+        if usage is not None:
+            outcome.prompt_tokens = usage.prompt_tokens or outcome.prompt_tokens
+        known = None if usage is None else usage.completion_tokens
+        outcome.output_tokens = len(arrivals) if known is None else known
+        return outcome

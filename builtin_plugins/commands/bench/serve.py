@@ -1,0 +1,324 @@
+"""`engine bench serve`: requests over HTTP to a running server, and how long the answers take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from builtin_plugins.commands.bench.figures import METRICS, details, figures, measurements
+from builtin_plugins.commands.bench.http_stream import HttpClient, HttpError
+from builtin_plugins.commands.bench.load import Run, arrival_times, run_load
+from builtin_plugins.commands.bench.openai_api import ENDPOINTS, Api, Outcome
+from builtin_plugins.commands.bench.plot import plot_distributions
+from builtin_plugins.commands.bench.report import (
+    add_output,
+    bar,
+    check_counts,
+    check_output,
+    conditions,
+    print_table,
+    warn_if_busy,
+    write_json,
+)
+from builtin_plugins.commands.bench.units import Tokens, Words, tokens_from_file
+from builtin_plugins.commands.bench.workload import Sample, Units, add_dataset, check_dataset, make_samples
+from core.api import ConfigError, EngineError
+from core.config.env import read_environment
+
+if TYPE_CHECKING:
+    import argparse
+
+POLL_S: Final = 0.5
+BUSY_CLIENT: Final = 0.8
+"""Share of a core from which on this process may be what is measured."""
+SHOWN_ERRORS: Final = 3
+GOALS: Final = ("ttft", "tpot", "e2el")
+
+
+class ServeLoad:
+    """A client of any OpenAI-compatible server; it takes no engine options, because the engine is elsewhere."""
+
+    help = "Send requests to a running server; times to first token, between tokens, throughput."
+    takes_engine_options = False
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add where the server is, how fast it is asked, and what is reported."""
+        _add_server(parser)
+        _add_load(parser)
+        add_dataset(parser, num_prompts=100)
+        _add_report(parser)
+        add_output(parser)
+
+    def run(self, context: Any) -> int:
+        """Measure and report; 1 when every request failed."""
+        args = context.args
+        _check(args)
+        goals, percents = _goals(args.goodput), _percents(args.metric_percentiles)
+        extra, metadata = _object("--extra-body", args.extra_body), _pairs(args.metadata)
+        check_dataset(args)
+        check_output(args)
+        where = conditions()
+        run, api = asyncio.run(_measure(args, extra))
+        result = {
+            "date": where["date"],
+            "backend": args.backend,
+            "model_id": api.model,
+            "tokenizer_id": args.tokenizer,
+            "num_prompts": args.num_prompts,
+            "request_rate": "inf" if math.isinf(args.request_rate) else args.request_rate,
+            "burstiness": args.burstiness,
+            "max_concurrency": args.max_concurrency,
+            **metadata,
+            **figures(run, args.percentile_metrics.split(","), percents, goals),
+            "conditions": where,
+        }
+        if args.save_detailed:
+            result |= details(run.outcomes)
+        _show(result, args.percentile_metrics.split(","), percents, run)
+        write_json(args.output_json, result)
+        if args.save_result or args.save_detailed:
+            print(f"Saved as {_save(args, result)}")
+        if args.plot is not None:
+            measured = measurements([outcome for outcome in run.outcomes if not outcome.error])
+            panels = {METRICS[name]: values for name, values in measured.items()}
+            plot_distributions(args.plot, f"{result['completed']} requests to {api.model}", panels, "milliseconds")
+        return 0 if result["completed"] else 1
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the server").add_argument
+    add("--backend", choices=list(ENDPOINTS), default="openai", help="completions or chat (default: openai)")
+    add("--base-url", metavar="URL", help="address without path, such as http://127.0.0.1:8000")
+    add("--host", default="127.0.0.1", help="where no --base-url is given (default: 127.0.0.1)")
+    add("--port", type=int, default=8000, metavar="N", help="likewise (default: 8000)")
+    add("--endpoint", metavar="PATH", help="default: /v1/completions or /v1/chat/completions")
+    add("--model", metavar="NAME", help="default: the first the server lists")
+    add("--tokenizer", metavar="NAME", help="folder or hub id; default: the server's own, at /tokenize")
+    add("--api-key", metavar="KEY", help="default: ENGINE_API_KEY")
+    add("--extra-body", metavar="JSON", help="fields added to every request; temperature is 0 unless set here")
+    add("--no-ignore-eos", action="store_true", help="let the model end answers before --output-len")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("how it is asked").add_argument
+    add("--request-rate", type=float, default=math.inf, metavar="R", help="requests a second (default: inf, at once)")
+    add("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson, less: in bursts (default: 1)")
+    add("--max-concurrency", type=int, metavar="N", help="most requests open at once (default: no limit)")
+    add("--num-warmups", type=int, default=1, metavar="N", help="requests before the measured ones (default: 1)")
+    add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    add(
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0,
+        metavar="S",
+        help="how long to wait for a server to come up (default: 0, it must be there)",
+    )
+    add("--request-timeout-sec", type=float, default=3600, metavar="S", help="longest request (default: 3600)")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is reported").add_argument
+    names = ",".join(METRICS)
+    add("--percentile-metrics", default=names, metavar="NAMES", help=f"which times (default: {names})")
+    add("--metric-percentiles", default="90,99", metavar="P,P", help="which percentiles (default: 90,99)")
+    goal = "METRIC:MS: count requests that reach all of these, such as ttft:300 tpot:30"
+    add("--goodput", nargs="+", default=[], metavar="GOAL", help=goal)
+    add("--save-result", action="store_true", help="write the JSON under a name made of date and settings")
+    add("--save-detailed", action="store_true", help="likewise, with times and texts of every request")
+    add("--result-dir", default=".", metavar="DIR", help="for these files (default: here)")
+    add("--result-filename", metavar="NAME", help="instead of the made name")
+    add("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="written into the result")
+
+
+def _check(args: argparse.Namespace) -> None:
+    check_counts(args, num_prompts=1, input_len=1, num_warmups=0, max_concurrency=1)
+    for flag, value in (("request-rate", args.request_rate), ("burstiness", args.burstiness)):
+        if not value > 0:
+            raise ConfigError(f"--{flag} {value:g} cannot work; give a number greater than 0.")
+    for name in args.percentile_metrics.split(","):
+        if name not in METRICS:
+            raise ConfigError(f"--percentile-metrics: unknown metric {name!r}; there are: {', '.join(METRICS)}.")
+    if not Path(args.result_dir).is_dir():
+        raise ConfigError(f"--result-dir {args.result_dir}: there is no such folder.")
+
+
+def _goals(texts: list[str]) -> dict[str, float]:
+    goals = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        try:
+            goals[name] = float(value)
+        except ValueError as error:
+            raise ConfigError(f"--goodput {text}: give METRIC:MILLISECONDS, such as ttft:300.") from error
+        if name not in GOALS:
+            raise ConfigError(f"--goodput {text}: unknown metric {name!r}; there are: {', '.join(GOALS)}.")
+    return goals
+
+
+def _percents(text: str) -> list[float]:
+    try:
+        percents = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--metric-percentiles {text}: give numbers, such as 50,90,99.") from error
+    if not all(0 <= percent <= 100 for percent in percents):
+        raise ConfigError(f"--metric-percentiles {text}: a percentile is from 0 to 100.")
+    return percents
+
+
+def _object(flag: str, text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text}: not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag} {text}: give a JSON object, such as '{{\"top_p\": 0.9}}'.")
+    return value
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise ConfigError(f"--metadata {text}: give KEY=VALUE.")
+    return dict(text.split("=", 1) for text in texts)
+
+
+async def _measure(args: argparse.Namespace, extra: Mapping[str, Any]) -> tuple[Run, Api]:
+    """Connect, warm up, and run the load."""
+    key = args.api_key or read_environment().get("ENGINE_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url = args.base_url or f"http://{args.host}:{args.port}"
+    client = HttpClient(url, headers, args.request_timeout_sec)
+    try:
+        model = args.model or await _find_model(client, url, args.ready_check_timeout_sec)
+        fixed: dict[str, Any] = {"temperature": 0} | ({} if args.no_ignore_eos else {"ignore_eos": True})
+        endpoint = args.endpoint or ENDPOINTS[args.backend]
+        api = Api(client, args.backend, endpoint, model, fixed | dict(extra))
+        units, rng = await _units(args, client, model), Random(args.seed)
+        # Calls of the server's tokenizer wait for it, so they must not be in the loop that it is called from.
+        samples = await asyncio.to_thread(make_samples, args, units, rng)
+        await _warm_up(api, samples, args, url)
+        due_s = arrival_times(len(samples), args.request_rate, args.burstiness, rng)
+        with bar(len(samples), "Requests", "req") as progress:
+            run = await run_load(
+                api,
+                samples,
+                due_s,
+                max_concurrency=args.max_concurrency,
+                keep_text=args.save_detailed,
+                done=lambda: progress.update(1),
+            )
+    finally:
+        await client.close()
+    return run, api
+
+
+async def _find_model(client: HttpClient, url: str, patience_s: float) -> str:
+    """Return the first model of the server, waiting for it to come up. Raises `EngineError` when it does not."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            answer = json.loads(await client.call("GET", "/v1/models"))
+            name: str = answer["data"][0]["id"]
+        except HttpError as error:
+            raise EngineError(f"{url}/v1/models: {error} Name the model with --model.") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise EngineError(f"{url}/v1/models lists no model; name one with --model.") from error
+        except OSError as error:
+            if time.monotonic() < until_s:
+                await asyncio.sleep(POLL_S)
+                continue
+            waited = f" for {patience_s:g} s" if patience_s else ""
+            raise EngineError(
+                f"nothing answers at {url}{waited}: {error.strerror or error}. Start a server with `engine serve "
+                "MODEL`, say where it is with --base-url, or wait for it with --ready-check-timeout-sec."
+            ) from error
+        else:
+            return name
+
+
+async def _units(args: argparse.Namespace, client: HttpClient, model: str) -> Units:
+    """Return what prompts are made of: exact tokens where a tokenizer can be asked."""
+    as_text = args.backend == "openai-chat"
+    if args.tokenizer is not None:
+        return tokens_from_file(args.tokenizer, as_text=as_text)
+    loop = asyncio.get_running_loop()
+
+    def call(path: str, **fields: Any) -> Any:
+        body = msgspec.json.encode({"model": model, **fields})
+        return json.loads(asyncio.run_coroutine_threadsafe(client.call("POST", path, body), loop).result())
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = call("/tokenize", prompt=text, add_special_tokens=False)["tokens"]
+        return ids
+
+    def decode(ids: list[int]) -> str:
+        text: str = call("/detokenize", tokens=ids)["prompt"]
+        return text
+
+    try:
+        await asyncio.to_thread(encode, "word")
+    except (HttpError, OSError, ValueError, LookupError, TypeError):
+        print("This server has no /tokenize: prompts are as many words as tokens were asked for (or give --tokenizer).")
+        return Words()
+    return Tokens(encode, decode, as_text=as_text)
+
+
+async def _warm_up(api: Api, samples: list[Sample], args: argparse.Namespace, url: str) -> None:
+    """Send a few short requests. Raises `EngineError` with the server's reason when the first already fails."""
+    for sample in samples[: args.num_warmups]:
+        outcome = await api.ask(replace(sample, output_tokens=min(8, sample.output_tokens)), 0.0)
+        if outcome.error:
+            raise EngineError(f"the first request to {url}{api.endpoint} failed: {outcome.error}")
+
+
+def _show(result: Mapping[str, Any], chosen: list[str], percents: list[float], run: Run) -> None:
+    rows = [
+        ("completed requests", f"{result['completed']:,}"),
+        ("failed requests", f"{result['failed']:,}"),
+        ("time", f"{result['duration']:.2f} s"),
+        ("prompt tokens", f"{result['total_input_tokens']:,}"),
+        ("generated tokens", f"{result['total_output_tokens']:,}"),
+        ("requests a second", f"{result['request_throughput']:.2f}"),
+        ("generated tokens a second", f"{result['output_throughput']:,.1f}"),
+        ("tokens a second, prompts included", f"{result['total_token_throughput']:,.1f}"),
+        ("most generated tokens in a second", f"{result['max_output_tokens_per_s']:,.0f}"),
+        ("most requests open at once", f"{result['max_concurrent_requests']:,}"),
+        ("this client's use of a core", f"{result['client_cpu_share']:.0%}"),
+    ]
+    if result["request_goodput"] is not None:
+        rows.insert(6, ("of these within the goals", f"{result['request_goodput']:.2f}"))
+    print_table(f"Serving of {result['model_id']}", rows)
+    for name in chosen:
+        shown = ("mean", "median", *(f"p{percent:g}" for percent in percents))
+        figures_of = ((kind, f"{result[f'{kind}_{name}_ms']:.2f} ms") for kind in shown)
+        print_table(f"{METRICS[name]} ({name})", figures_of)
+    _warn(result, run.outcomes)
+
+
+def _warn(result: Mapping[str, Any], outcomes: list[Outcome]) -> None:
+    errors = list(dict.fromkeys(outcome.error for outcome in outcomes if outcome.error))
+    for error in errors[:SHOWN_ERRORS]:
+        print(f"Failed: {error}")
+    if result["client_cpu_share"] > BUSY_CLIENT:
+        print("This client was busy most of the time and may be what was measured: ask less of it, or run several.")
+    warn_if_busy(result["conditions"])
+
+
+def _save(args: argparse.Namespace, result: Mapping[str, Any]) -> Path:
+    name = args.result_filename
+    if name is None:
+        limit = "" if args.max_concurrency is None else f"-concurrency{args.max_concurrency}"
+        model = Path(result["model_id"]).name.replace(":", "")
+        name = f"{args.backend}-{args.request_rate:g}qps{limit}-{model}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path: Path = Path(args.result_dir) / name
+    write_json(str(path), result)
+    return path

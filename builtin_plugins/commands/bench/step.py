@@ -1,0 +1,246 @@
+"""`engine bench step`: what the engine itself costs in a step, without a model and without a worker.
+
+A step is everything from the queue to the news about every request: planning, KV blocks and their prefix hashes, the
+hand-over to an executor that answers at once, tokens taken in, ends. Arrivals are part of the step they come before.
+Output assembly (what a client is told, without text) is measured in runs of its own, as the difference.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from builtin_plugins.commands.bench.plot import plot_lines
+from builtin_plugins.commands.bench.report import (
+    add_output,
+    check_counts,
+    check_output,
+    conditions,
+    mean,
+    percentile,
+    print_columns,
+    warn_if_busy,
+    write_json,
+)
+from builtin_plugins.commands.bench.stub import VOCAB
+from core.api import ConfigError, EngineConfig, EngineRequest, RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    import argparse
+
+    from core import LLM
+
+BUDGET_TOKENS: Final = 8192
+SPARE_BLOCKS: Final = 64
+END_ID: Final = VOCAB - 1
+"""An end-of-sequence id that is looked for in every token, as usual, and never comes."""
+
+Add = Callable[[str, list[int], int], None]
+"""Queues a request: name, prompt, tokens to generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What runs."""
+
+    rows: int
+    arrivals: float
+    """Share of the running requests that ends, and is replaced, in a step."""
+    prompt_len: int
+    steps: int
+    warmup: int
+
+    @property
+    def life(self) -> int:
+        """Tokens that a request generates."""
+        return round(1 / self.arrivals) if self.arrivals else self.warmup + self.steps + 1
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest request."""
+        return self.prompt_len + 2 * self.life + self.warmup + 1
+
+
+class Step:
+    """Needs no model: requests are real, answers are not."""
+
+    help = "Time the engine's own part of a step, without a model; microseconds a step and a request."
+    takes_engine_options = True
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add what runs and how often it is measured."""
+        running = [1, 64, 256, 1024]
+        shown = " ".join(map(str, running))
+        parser.add_argument(
+            "--running", type=int, nargs="+", default=running, metavar="N", help=f"requests (default: {shown})"
+        )
+        parser.add_argument(
+            "--arrivals", type=float, default=0.01, metavar="S", help="share replaced in each step (default: 0.01)"
+        )
+        for name, default, text in (
+            ("prompt-len", 64, "tokens of each prompt"),
+            ("steps", 300, "measured steps of a round"),
+            ("warmup-steps", 40, "steps before them"),
+            ("rounds", 5, "rounds, interleaved; the median one counts"),
+        ):
+            text = f"{text} (default: {default})"
+            parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+        add_output(parser)
+
+    def run(self, context: Any) -> int:
+        """Measure and report."""
+        args = context.args
+        check_counts(args, prompt_len=1, steps=1, warmup_steps=1, rounds=1)
+        if min(args.running) < 1:
+            raise ConfigError(f"--running {min(args.running)} is too small; use at least 1.")
+        if not 0 <= args.arrivals <= 0.5:
+            raise ConfigError(f"--arrivals {args.arrivals:g} is out of range; use 0 to 0.5 (half of all, each step).")
+        check_output(args)
+        where, seed = conditions(), context.config.model.seed
+        rounds: dict[int, list[dict[str, float]]] = {rows: [] for rows in args.running}
+        for turn in range(args.rounds):
+            for rows in args.running:
+                load = Load(rows, args.arrivals, args.prompt_len, args.steps, args.warmup_steps)
+                rounds[rows].append(_measure(context, load, seed + turn))
+        sizes = [_summary(rows, found) for rows, found in rounds.items()]
+        cache = context.config.cache
+        result = {
+            "running": sizes,
+            "arrivals": args.arrivals,
+            "block_size": cache.block_size,
+            "prefix_caching": cache.enable_prefix_caching,
+            "conditions": where,
+        }
+        _show(result)
+        write_json(args.output_json, result)
+        if args.plot is not None:
+            _plot(args.plot, sizes)
+        return 0
+
+
+def _measure(context: Any, load: Load, seed: int) -> dict[str, float]:
+    """Return the microseconds of one round."""
+    with _engine(context, load) as llm:
+        core = llm.core
+
+        def add_to_core(name: str, prompt: list[int], max_tokens: int) -> None:
+            sampling = SamplingParams(max_tokens=max_tokens)
+            request = EngineRequest(
+                request_id=name,
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                seed=0,
+                max_tokens=max_tokens,
+                eos_token_ids=(END_ID,),
+            )
+            core.add([request])
+
+        times, tokens = _drive(core.step, core, add_to_core, load, seed)
+    with _engine(context, load) as llm:
+
+        def add_to_llm(name: str, prompt: list[int], max_tokens: int) -> None:
+            told = SamplingParams(max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA)
+            llm.add_request(name, prompt, told)
+
+        with_outputs, _ = _drive(llm.step, llm.core, add_to_llm, load, seed)
+    return {
+        "step_us": percentile(times, 50),
+        "p99_us": percentile(times, 99),
+        "mean_us": mean(times),
+        "token_us": sum(times) / tokens,
+        "outputs_us": percentile(with_outputs, 50) - percentile(times, 50),
+    }
+
+
+@contextmanager
+def _engine(context: Any, load: Load) -> Iterator[LLM]:
+    from core import LLM  # lazy: torch is slow to import
+
+    llm = LLM.from_config(_config(context.config, load), context.registry)
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+        gc.unfreeze()
+
+
+def _config(config: EngineConfig, load: Load) -> EngineConfig:
+    """Return the configuration with what the benchmark decides: executor, room for all, no text."""
+    blocks = load.rows * -(-load.context // config.cache.block_size) + SPARE_BLOCKS
+    return replace(
+        config,
+        model=replace(config.model, model="scripted:", max_model_len=load.context, skip_tokenizer_init=True),
+        cache=replace(config.cache, num_gpu_blocks_override=blocks),
+        scheduler=replace(
+            config.scheduler, max_num_seqs=load.rows, max_num_batched_tokens=max(BUDGET_TOKENS, load.rows)
+        ),
+        parallel=replace(config.parallel, distributed_executor_backend="stub"),
+        observability=replace(config.observability, log_level="error"),
+    )
+
+
+def _drive(step: Callable[[], Any], core: Any, add: Add, load: Load, seed: int) -> tuple[list[float], int]:
+    """Run steps with always as many requests; return the microseconds of each measured one, and the tokens they made."""
+    rng, scheduler, names = Random(seed), core.scheduler, iter(range(1 << 60))
+
+    def arrive(max_tokens: int) -> Callable[[], None]:
+        name, prompt = str(next(names)), [rng.randrange(1, END_ID) for _ in range(load.prompt_len)]
+        return lambda: add(name, prompt, max_tokens)
+
+    # Ends are spread evenly from the first measured step on.
+    for i in range(load.rows):
+        arrive(load.warmup + 1 + i * load.life // load.rows)()
+    for _ in range(load.warmup):
+        step()
+    times, tokens = [], 0
+    gc.collect()
+    gc.freeze()  # as a server does once it has started
+    for _ in range(load.steps):
+        coming = [arrive(load.life) for _ in range(load.rows - scheduler.num_running - scheduler.num_waiting)]
+        started = time.perf_counter()
+        for enter in coming:
+            enter()
+        news = step()
+        times.append((time.perf_counter() - started) * 1e6)
+        tokens += len(news)
+    return times, tokens
+
+
+def _summary(rows: int, rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the medians over rounds."""
+    medians = {name: percentile([found[name] for found in rounds], 50) for name in rounds[0]}
+    return {
+        "num_running": rows,
+        **medians,
+        "request_us": medians["step_us"] / rows,
+        "rounds_us": [found["step_us"] for found in rounds],
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    print(
+        f"The engine's own step: {result['arrivals']:.0%} arrivals, blocks of {result['block_size']} tokens, prefix "
+        f"caching {'on' if result['prefix_caching'] else 'off'}; microseconds, medians"
+    )
+    heads = ("running", "a step", "a request", "p99 step", "a token (mean)", "outputs, more")
+    names = ("step_us", "request_us", "p99_us", "token_us", "outputs_us")
+    print_columns(
+        heads, ([str(size["num_running"]), *(f"{size[name]:.2f}" for name in names)] for size in result["running"])
+    )
+    warn_if_busy(result["conditions"])
+
+
+def _plot(file: str, sizes: list[dict[str, Any]]) -> None:
+    def line(name: str) -> list[float]:
+        return [size[name] for size in sizes]
+
+    panels = {
+        "microseconds a step": {"median": line("step_us"), "p99": line("p99_us")},
+        "microseconds a request": {"median step / requests": line("request_us"), "mean, a token": line("token_us")},
+    }
+    plot_lines(file, "The engine's own step", line("num_running"), panels, "running requests")

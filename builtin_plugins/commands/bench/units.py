@@ -1,0 +1,80 @@
+"""What random prompts for a server are made of: token ids where a tokenizer can be asked, else common words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from builtin_plugins.commands.bench.workload import Prompt
+from core.api import ConfigError
+
+_TEXT: Final = (
+    "time year people way day man thing woman life child world school state family student group country problem "
+    "hand part place case week company system program question work number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service "
+    "friend father power hour game line end member law car city name team minute idea body back parent face level "
+    "office door health person art war history party result change morning reason research girl guy moment air "
+    "teacher"
+)
+WORDS: Final = tuple(_TEXT.split())
+"""Each of them, with its space, is one token of most vocabularies and at least one of any."""
+
+Encode = Callable[[str], list[int]]
+Decode = Callable[[list[int]], str]
+
+
+class Words:
+    """Words, one token each as far as anybody knows."""
+
+    def draw(self, rng: Random, count: int) -> list[str]:
+        """Return random words."""
+        return rng.choices(WORDS, k=count)
+
+    def prompt(self, units: list[str]) -> str:
+        """Return them as a text."""
+        return " ".join(units)
+
+    def count(self, text: str) -> int:
+        """Return the number of words."""
+        return len(text.split())
+
+
+class Tokens:
+    """Exactly as many tokens as were asked for: of random words, cut to length."""
+
+    def __init__(self, encode: Encode, decode: Decode, *, as_text: bool) -> None:
+        self._encode = encode
+        self._decode = decode
+        self._as_text = as_text
+
+    def draw(self, rng: Random, count: int) -> list[int]:
+        """Return the ids of random words."""
+        return self._encode(" ".join(rng.choices(WORDS, k=count)))[:count] if count else []
+
+    def prompt(self, units: list[int]) -> Prompt:
+        """Return ids where the API takes them, else their text."""
+        return self._decode(units) if self._as_text else units
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens."""
+        return len(self._encode(text))
+
+
+def tokens_from_file(name: str, *, as_text: bool) -> Tokens:
+    """Return tokens of a tokenizer: a folder with a tokenizer.json, such a file, or a hub id. Raises `ConfigError`."""
+    from tokenizers import Tokenizer  # lazy: only where a tokenizer is named
+
+    path = Path(name)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path)) if path.is_file() else Tokenizer.from_pretrained(name)
+    except Exception as error:
+        raise ConfigError(f"--tokenizer {name}: {error}") from error
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return Tokens(encode, tokenizer.decode, as_text=as_text)
