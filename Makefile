@@ -74,7 +74,8 @@ check: setup ## format, lint, types, import layers, generated pages
 
 .PHONY: bench
 bench: setup ## the benchmarks
-	@for script in $(wildcard benchmarks/*/bench_*.py tests/bench/bench_*.py); do echo "== $$script"; $(PY) $$script; done
+	@for script in $(wildcard benchmarks/*/bench_*.py); do echo "== $$script"; $(PY) $$script; done
+	$(BIN)/engine bench step
 	$(PY) -m pytest -m bench || [ $$? = 5 ] # 5: there is none
 
 # --- deliver -----------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def _reaches(outcome: Outcome, goals: Mapping[str, float]) -> bool:
     return all(1e3 * reached[name] <= goal for name, goal in goals.items())
 
 
-def _peak_rate(outcomes: Sequence[Outcome]) -> float:
+def _peak_rate(outcomes: Sequence[Outcome]) -> int:
     """Return the most tokens of any whole second; a request's are spread evenly over its pieces."""
     by_second: dict[int, float] = {}
     for outcome in outcomes:
@@ -83,7 +83,7 @@ def _peak_rate(outcomes: Sequence[Outcome]) -> float:
         for arrival in outcome.arrivals_s:
             second = int(arrival - outcome.sent_s + outcome.start_s)
             by_second[second] = by_second.get(second, 0.0) + each
-    return max(by_second.values(), default=0.0)
+    return round(max(by_second.values(), default=0.0))
 
 
 def _peak_open(outcomes: Sequence[Outcome]) -> int:

@@ -24,6 +24,10 @@ class HttpError(Exception):
     """The server answered with an error, or not as HTTP demands."""
 
 
+class _NoAnswer(HttpError):
+    """Not a byte of an answer came."""
+
+
 @dataclass(slots=True)
 class _Connection:
     reader: asyncio.StreamReader
@@ -134,30 +138,23 @@ class HttpClient:
         async with asyncio.timeout(self._timeout_s):
             while True:
                 connection = self._idle.pop() if self._idle else await self._connect()
+                keeps = False
                 try:
                     connection.writer.write(head.encode() + body)
                     answer = await _read_head(connection.reader)
-                except (OSError, asyncio.IncompleteReadError) as error:
-                    connection.writer.close()
+                    await _read_answer(connection.reader, answer, take)
+                    keeps = answer.keeps
+                except _NoAnswer:
                     if connection.used:
                         continue  # the server has closed a connection that was idle
-                    raise HttpError("the server closed the connection without an answer.") from error
-                break
-            complete = False
-            try:
-                if answer.status == OK:
-                    await _read_body(connection.reader, answer, take)
-                else:
-                    pieces: list[bytes] = []
-                    await _read_body(connection.reader, answer, pieces.append)
-                    raise HttpError(f"status {answer.status}: {b''.join(pieces).decode('utf-8', 'replace')[:500]}")
-                complete = answer.keeps
-            finally:
-                if complete:
-                    connection.used = True
-                    self._idle.append(connection)
-                else:
-                    connection.writer.close()
+                    raise
+                finally:
+                    if keeps:
+                        connection.used = True
+                        self._idle.append(connection)
+                    else:
+                        connection.writer.close()
+                return
 
     async def _connect(self) -> _Connection:
         return _Connection(*await asyncio.open_connection(self.host, self.port, ssl=self._tls, limit=READ_BYTES))
@@ -166,6 +163,8 @@ class HttpClient:
 async def _read_head(reader: asyncio.StreamReader) -> _Head:
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
+    except (ConnectionError, asyncio.IncompleteReadError) as error:
+        raise _NoAnswer("the server closed the connection without an answer.") from error
     except asyncio.LimitOverrunError as error:
         raise HttpError(f"the head of the answer is longer than {READ_BYTES} bytes.") from error
     first, *lines = raw.decode("latin-1").split("\r\n")
@@ -174,6 +173,16 @@ async def _read_head(reader: asyncio.StreamReader) -> _Head:
         raise HttpError(f"not an HTTP answer: {first[:80]!r}")
     pairs = (line.partition(":") for line in lines if line)
     return _Head(int(parts[1]), {name.lower(): value.strip() for name, _, value in pairs})
+
+
+async def _read_answer(reader: asyncio.StreamReader, head: _Head, take: Take) -> None:
+    """Hand the body on, or raise it when it is that of an error."""
+    if head.status == OK:
+        await _read_body(reader, head, take)
+        return
+    pieces: list[bytes] = []
+    await _read_body(reader, head, pieces.append)
+    raise HttpError(f"status {head.status}: {b''.join(pieces).decode('utf-8', 'replace')[:500]}")
 
 
 async def _read_body(reader: asyncio.StreamReader, head: _Head, take: Take) -> None:

@@ -24,6 +24,7 @@ from builtin_plugins.commands.bench.report import (
     mean,
     percentiles,
     print_table,
+    seconds,
     warn_if_busy,
     write_json,
 )
@@ -77,7 +78,7 @@ class Latency:
         write_json(args.output_json, result)
         if args.plot is not None:
             title = f"{args.batch_size} x ({args.input_len} + {args.output_len}) tokens, {model}"
-            plot_distributions(args.plot, title, {"time of a batch": latencies}, "seconds")
+            plot_distributions(args.plot, title, {"time of a batch": [1e3 * s for s in latencies]}, "milliseconds")
         return 0
 
 
@@ -104,9 +105,9 @@ def _show(result: dict[str, Any]) -> None:
     print_table(
         f"Latency of {result['model']}, {batch}, {len(result['latencies'])} batches",
         [
-            ("median", f"{median:.3f} s"),
-            ("mean", f"{result['avg_latency']:.3f} s"),
-            *((f"p{name}", f"{value:.3f} s") for name, value in result["percentiles"].items() if name != "50"),
+            ("median", seconds(median)),
+            ("mean", seconds(result["avg_latency"])),
+            *((f"p{name}", seconds(value)) for name, value in result["percentiles"].items() if name != "50"),
             ("generated tokens a second (median)", f"{tokens / median:,.1f}"),
         ],
     )

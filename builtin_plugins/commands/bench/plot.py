@@ -35,10 +35,9 @@ def plot_distributions(file: str, title: str, panels: Mapping[str, Sequence[floa
             if ordered:
                 at = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
                 axis.axvline(at, color="#555555", linestyle=style, linewidth=0.9)
-                axis.annotate(f"p{share * 100:g} {at:,.4g}", (at, 0.04 if share < 0.9 else 0.14), fontsize=8)
+                axis.annotate(f" p{share * 100:g} {_figures(at)}", (at, 0.04 if share < 0.9 else 0.14), fontsize=8)
         axis.set(title=name, xlabel=unit, ylabel="share of all" if axis is axes[0] else "", ylim=(0, 1.02))
-        axis.set_xlim(left=0)
-        axis.margins(x=0.12)
+        axis.set_xlim(0, 1.15 * max(ordered, default=1.0))
     _save(figure, file)
 
 
@@ -53,7 +52,7 @@ def plot_bars(file: str, title: str, unit: str, bars: Mapping[str, Mapping[str, 
         axis.barh(names, widths, left=left, color=colour, label=part, height=0.6)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, total in enumerate(left):
-        axis.annotate(f" {total:,.4g}", (total, row), va="center", fontsize=8)
+        axis.annotate(f" {_figures(total)}", (total, row), va="center", fontsize=8)
     axis.set(xlabel=unit)
     axis.margins(x=0.12)
     axis.invert_yaxis()
@@ -73,9 +72,14 @@ def plot_lines(
         axis.set(title=name, xlabel=xlabel, xscale="log", yscale="log")
         axis.set_xticks(list(x), [f"{value:g}" for value in x])
         axis.minorticks_off()
+        axis.yaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.legend(frameon=False, fontsize=8)
     _save(figure, file)
+
+
+def _figures(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _figure(title: str, panels: int, height: float = 3.4) -> tuple[Any, Any]:

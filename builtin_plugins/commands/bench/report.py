@@ -84,6 +84,11 @@ def conditions() -> dict[str, Any]:
     }
 
 
+def seconds(value_s: float) -> str:
+    """Return a time as people read it."""
+    return f"{value_s:.3f} s" if value_s >= 1 else f"{1e3 * value_s:.2f} ms"
+
+
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Print names and figures in two columns."""
     listed = list(rows)

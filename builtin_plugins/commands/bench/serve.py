@@ -26,6 +26,7 @@ from builtin_plugins.commands.bench.report import (
     check_output,
     conditions,
     print_table,
+    seconds,
     warn_if_busy,
     write_json,
 )
@@ -284,7 +285,7 @@ def _show(result: Mapping[str, Any], chosen: list[str], percents: list[float], r
     rows = [
         ("completed requests", f"{result['completed']:,}"),
         ("failed requests", f"{result['failed']:,}"),
-        ("time", f"{result['duration']:.2f} s"),
+        ("time", seconds(result["duration"])),
         ("prompt tokens", f"{result['total_input_tokens']:,}"),
         ("generated tokens", f"{result['total_output_tokens']:,}"),
         ("requests a second", f"{result['request_throughput']:.2f}"),

@@ -25,6 +25,7 @@ from builtin_plugins.commands.bench.report import (
     conditions,
     percentile,
     print_table,
+    seconds,
     warn_if_busy,
     write_json,
 )
@@ -44,7 +45,9 @@ class Throughput:
         """Add model, requests and output."""
         parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
         parser.add_argument("--num-iters", type=int, default=1, metavar="N", help="measured runs (default: 1)")
-        parser.add_argument("--num-warmups", type=int, default=1, metavar="N", help="requests before (default: 1)")
+        parser.add_argument(
+            "--num-warmups", type=int, default=8, metavar="N", help="short requests before (default: 8)"
+        )
         add_sampling(parser)
         add_dataset(parser, num_prompts=100)
         add_output(parser)
@@ -114,7 +117,7 @@ def _show(result: dict[str, Any]) -> None:
     print_table(
         title if runs == 1 else f"{title}, the median of {runs} runs",
         [
-            ("time", f"{result['elapsed_time']:.2f} s"),
+            ("time", seconds(result["elapsed_time"])),
             ("prompt tokens", f"{result['total_input_tokens']:,}"),
             ("generated tokens", f"{result['total_output_tokens']:,}"),
             ("requests a second", f"{result['requests_per_second']:.2f}"),

@@ -1,0 +1,254 @@
+"""The scheduler and its block manager against nano-vllm's, driven the same way, interleaved in one process.
+
+nano-vllm is not part of this repository: give the folder of a checkout. Three of its files are used, as they are:
+`engine/scheduler.py`, `engine/block_manager.py` and `engine/sequence.py`; what they import of its configuration, which
+needs a model, is replaced by a plain object. Its sequences have blocks of 256 tokens unless told otherwise, so both
+sides are told 16. It needs numpy and xxhash; without xxhash, hashlib's BLAKE2 stands in, and that is said.
+
+Both keep the same number of requests running: prompts of 64 random tokens, one of a hundred requests ends in a
+step and another arrives. A turn is: queue what arrives, schedule, take in one token for each sequence. nano-vllm
+computes prompts and decodes in different steps; ours does both in one. So two figures are given: the median turn in
+which all requests decode, divided by them, and the time of all turns divided by all tokens generated.
+
+Run: python benchmarks/step/compare_nano_vllm.py NANO_VLLM_FOLDER [--running N ...] [--rounds N] [--steps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import random
+import statistics
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.kv import KVManager, plan_layout
+from core.kv_spec import FullAttention, LayerKV
+from core.scheduler import Scheduler, SchedulerLimits
+from core.step import EngineRequest, StepResult
+from core.types import SamplingParams
+
+BLOCK = 16
+PROMPT = 64
+LIFE = 100
+WARMUP = 40
+CONTEXT = 512
+BUDGET = 8192
+EOS = 0
+TOKEN = 7
+TARGET = 10.0
+
+
+class Ours:
+    """This engine's scheduler and KV manager."""
+
+    name = "this engine"
+
+    def __init__(self, rows: int) -> None:
+        layer = LayerKV("0", FullAttention(8, 128, "bfloat16"))
+        layout = plan_layout(
+            [layer],
+            block_size=BLOCK,
+            memory_bytes=0,
+            num_blocks=rows * CONTEXT // BLOCK + 64,
+            max_model_len=CONTEXT,
+            max_num_seqs=rows,
+        )
+        self.scheduler = Scheduler(SchedulerLimits(max(BUDGET, rows), rows, CONTEXT), KVManager(layout))
+        self._names = iter(range(1 << 60))
+
+    def make(self, prompt: list[int], max_tokens: int) -> Any:
+        """Return a request."""
+        return EngineRequest(
+            request_id=str(next(self._names)),
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            seed=0,
+            max_tokens=max_tokens,
+            eos_token_ids=(EOS,),
+        )
+
+    def add(self, request: Any) -> None:
+        """Queue it."""
+        self.scheduler.add(request)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that wait or run."""
+        return self.scheduler.num_running + self.scheduler.num_waiting
+
+    def schedule(self) -> Any:
+        """Return the next step."""
+        return self.scheduler.schedule()
+
+    def answer(self, plan: Any) -> Any:
+        """Return what a worker would."""
+        return StepResult(plan.step, [plan.rows[i] for i in plan.samples], [[TOKEN] for _ in plan.samples])
+
+    def update(self, plan: Any, result: Any) -> int:
+        """Take a result in; return the number of tokens it brought."""
+        return len(self.scheduler.update(result))
+
+
+class Nano:
+    """nano-vllm's."""
+
+    name = "nano-vllm"
+
+    def __init__(self, rows: int, parts: types.SimpleNamespace) -> None:
+        config = types.SimpleNamespace(
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(BUDGET, rows),
+            eos=EOS,
+            kvcache_block_size=BLOCK,
+            num_kvcache_blocks=rows * CONTEXT // BLOCK + 64,
+        )
+        self.scheduler = parts.Scheduler(config)
+        self._parts = parts
+
+    def make(self, prompt: list[int], max_tokens: int) -> Any:
+        """Return a request."""
+        return self._parts.Sequence(prompt, self._parts.SamplingParams(max_tokens=max_tokens))
+
+    def add(self, request: Any) -> None:
+        """Queue it."""
+        self.scheduler.add(request)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that wait or run."""
+        return len(self.scheduler.running) + len(self.scheduler.waiting)
+
+    def schedule(self) -> Any:
+        """Return the next step."""
+        return self.scheduler.schedule()
+
+    def answer(self, plan: Any) -> Any:
+        """Return what a model runner would."""
+        return [TOKEN] * len(plan[0])
+
+    def update(self, plan: Any, result: Any) -> int:
+        """Take a result in; return the number of tokens it brought."""
+        sequences, is_prefill = plan
+        self.scheduler.postprocess(sequences, result, is_prefill)
+        return len(sequences)
+
+
+def load_nano(folder: Path) -> tuple[types.SimpleNamespace, str]:
+    """Import the three files of a checkout; return their classes, and what stands in for what."""
+    home = folder / "nanovllm"
+    if not (home / "engine" / "scheduler.py").is_file():
+        sys.exit(f"{folder} is no checkout of nano-vllm: there is no nanovllm/engine/scheduler.py.")
+    note = "xxhash as it is"
+    try:
+        import xxhash  # noqa: F401 - lazy: optional, used by nano-vllm
+    except ModuleNotFoundError:
+        sys.modules["xxhash"] = _blake2_as_xxhash()
+        note = "xxhash is not installed, BLAKE2 stands in"
+    for name, path in (("nanovllm", home), ("nanovllm.engine", home / "engine")):
+        package = types.ModuleType(name)
+        package.__path__ = [str(path)]  # without the package's own imports, which need torch with CUDA
+        sys.modules[name] = package
+    config: Any = types.ModuleType("nanovllm.config")
+    config.Config = types.SimpleNamespace
+    sys.modules["nanovllm.config"] = config
+    from nanovllm.engine.scheduler import Scheduler as NanoScheduler  # lazy: found by what was set up above
+    from nanovllm.engine.sequence import Sequence
+    from nanovllm.sampling_params import SamplingParams as NanoParams
+
+    Sequence.block_size = BLOCK
+    return types.SimpleNamespace(Scheduler=NanoScheduler, Sequence=Sequence, SamplingParams=NanoParams), note
+
+
+def _blake2_as_xxhash() -> Any:
+    class Xxh64:
+        def __init__(self) -> None:
+            self._hash = hashlib.blake2b(digest_size=8)
+            self.update = self._hash.update
+
+        def intdigest(self) -> int:
+            return int.from_bytes(self._hash.digest(), "little")
+
+    module: Any = types.ModuleType("xxhash")
+    module.xxh64 = Xxh64
+    return module
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Microseconds of one round."""
+
+    decode: float
+    """Median turn in which every request decodes, per request."""
+    token: float
+    """All turns, per generated token."""
+
+
+def drive(side: Any, rows: int, steps: int, seed: int) -> Figures:
+    """Run one side for a round."""
+    rng = random.Random(seed)
+
+    def request(max_tokens: int) -> Any:
+        return side.make([rng.randrange(1, 50_000) for _ in range(PROMPT)], max_tokens)
+
+    for i in range(rows):
+        side.add(request(WARMUP + 1 + i * LIFE // rows))  # ends are spread evenly
+    for _ in range(WARMUP):
+        plan = side.schedule()
+        side.update(plan, side.answer(plan))
+    times, decodes, tokens = [], [], 0
+    gc.collect()
+    gc.freeze()
+    for _ in range(steps):
+        arriving = [request(LIFE) for _ in range(rows - side.num_open)]
+        started = time.perf_counter()
+        for one in arriving:
+            side.add(one)
+        plan = side.schedule()
+        planned = time.perf_counter()
+        result = side.answer(plan)
+        answered = time.perf_counter()
+        taken = side.update(plan, result)
+        spent = time.perf_counter() - answered + planned - started
+        times.append(spent)
+        tokens += taken
+        if taken == rows:
+            decodes.append(spent)
+    gc.unfreeze()
+    return Figures(1e6 * statistics.median(decodes) / rows, 1e6 * sum(times) / tokens)
+
+
+def main() -> None:
+    """Measure and print one line per number of running requests."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="checkout of nano-vllm")
+    parser.add_argument("--running", type=int, nargs="+", default=[1, 64, 256, 1024])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    parts, note = load_nano(args.folder.resolve())
+    sides: list[Callable[[int], Any]] = [Ours, lambda rows: Nano(rows, parts)]
+    print(f"microseconds a request, medians of {args.rounds} interleaved rounds of {args.steps} steps; {note}")
+    print(f"{'':>8} {'a step that decodes all':^32} {'all steps, per generated token':^32}")
+    print(f"{'running':>8} " + 2 * f"{'ours':>10} {'nano-vllm':>11} {'ratio':>9} ")
+    for rows in args.running:
+        found: list[list[Figures]] = [[], []]
+        for turn in range(args.rounds):
+            for index in (0, 1) if turn % 2 else (1, 0):
+                found[index].append(drive(sides[index](rows), rows, args.steps, turn))
+        cells = []
+        for figure in ("decode", "token"):
+            ours, nano = (statistics.median(getattr(one, figure) for one in side) for side in found)
+            cells.append(f"{ours:>10.3f} {nano:>11.3f} {nano / ours:>8.2f}x")
+        print(f"{rows:>8} {' '.join(cells)}", flush=True)
+    print(f"The ratio to reach is {TARGET:g}.")
+
+
+if __name__ == "__main__":
+    main()
