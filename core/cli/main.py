@@ -121,6 +121,12 @@ def _run(argv: list[str]) -> int:
         print(f"usage: engine {startup.command} [options]\n\nOnly this much help, because {error}")
         return 0
     with blame:
+        parts = getattr(command, "subcommands", None)
+        if parts is not None:
+            name = startup.rest.pop(0) if startup.rest else ""
+            if name not in parts:
+                return _print_parts(startup.command, parts, name)
+            command, startup.command = parts[name](), f"{startup.command} {name}"
         if not command.takes_engine_options:
             return _run_plain(command, startup, context)
         return _run_configured(command, startup, context, table, environment, file)
@@ -153,7 +159,10 @@ def _run_plain(command: Command, startup: Startup, context: CommandContext) -> i
     """Run a command that takes no engine options."""
     parser = FlagParser(prog=f"engine {startup.command}", description=command.help)
     command.add_arguments(parser)
-    context.args = parser.parse_all(startup.rest)
+    try:
+        context.args = parser.parse_all(startup.rest)
+    except SystemExit:  # the help was asked for, and argparse has printed it
+        return 0
     return command.run(context)
 
 
@@ -182,7 +191,21 @@ def _run_configured(
             raise ConfigError(f"two models: the argument {model!r} and --model {flags['model'].value!r}; give one.")
         layers.append({"model": given(table.by_name["model"], model, "argument MODEL", "MODEL")})
     config, provenance = assemble(table, layers)
+    observability = config.observability
+    setup_logging(observability.log_level, _packages(context.registry.plan), log_format=observability.log_format)
     return command.run(CommandContext(args, config, provenance, table, context.registry))
+
+
+def _print_parts(command: str, parts: Mapping[str, type[Command]], wanted: str) -> int:
+    """Print the subcommands of a command. Raises `ConfigError` when something else was asked for than help."""
+    if _help_wanted([wanted]) is None:
+        what = f"unknown subcommand {wanted!r}" if wanted else "a subcommand is missing"
+        raise ConfigError(f"engine {command}: {what}; there are: {', '.join(parts)}{did_you_mean(wanted, parts)}")
+    print(f"usage: engine {command} SUBCOMMAND ...\n\nsubcommands:")
+    for name, part in parts.items():
+        print(f"  {name:<12} {part.help}")
+    print(f"\n`engine {command} SUBCOMMAND --help` shows a subcommand's options.")
+    return 0
 
 
 def _find_command(name: str, registry: Registry) -> tuple[Command, AbstractContextManager[object]]:

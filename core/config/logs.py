@@ -1,13 +1,14 @@
-"""Logging of the command line: one quiet format on stderr."""
+"""Logging of every process: one quiet format on stderr, for people or for machines."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import TextIO
 
-FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 OURS = ("core", "builtin_plugins", "core_kernels")
 
 
@@ -23,16 +24,44 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-def setup_logging(level: str, packages: Iterable[str] = ()) -> None:
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process or "main"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; its time is UTC in the form of RFC 3339."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def setup_logging(level: str, packages: Iterable[str] = (), *, log_format: str = "text", process: str = "") -> None:
     """Log to stderr: the engine and `packages` from `level` on, everything else warnings (all, if debug).
 
-    May be called again when the plugins, and so their packages, are known.
+    `process` names a child in its lines. May be called again when plugins, and so their packages, or the format are
+    known.
     """
     root = logging.getLogger()
-    if not any(isinstance(handler, StderrHandler) for handler in root.handlers):
+    handler = next((handler for handler in root.handlers if isinstance(handler, StderrHandler)), None)
+    if handler is None:
         handler = StderrHandler()
-        handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
         root.addHandler(handler)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter(process))
+        logging.captureWarnings(True)  # they are lines, too
+    else:
+        where = f" [{process}]" if process else ""
+        handler.setFormatter(logging.Formatter(f"%(levelname)s %(asctime)s{where} %(name)s: %(message)s", "%H:%M:%S"))
     root.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     for package in (*OURS, *packages):
         logging.getLogger(package).setLevel(level.upper())

@@ -18,7 +18,18 @@ from core.contracts.models import (
 from core.contracts.platforms import Executor, Platform
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
-from core.contracts.serving import Command, MetricSink, OpImplementation, RequestStats, RouteGroup, Server, StepStats
+from core.contracts.serving import (
+    Command,
+    HttpStats,
+    MetricSink,
+    OpImplementation,
+    RequestStats,
+    RouteGroup,
+    Server,
+    ServerActivity,
+    StepStats,
+    TokenStats,
+)
 from core.contracts.text import ChatRenderer, Tokenizer
 
 __all__ = [
@@ -31,6 +42,7 @@ __all__ = [
     "Command",
     "Executor",
     "ForwardBatch",
+    "HttpStats",
     "LinearMethod",
     "LogitsProcessor",
     "MayStart",
@@ -50,7 +62,9 @@ __all__ = [
     "SchedulerExtension",
     "SchedulingPolicy",
     "Server",
+    "ServerActivity",
     "StepStats",
+    "TokenStats",
     "Tokenizer",
     "WeightLoader",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -11,10 +11,24 @@ if TYPE_CHECKING:
 
 
 class RouteGroup(Protocol):
-    """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration."""
+    """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration.
+
+    Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server.
+    A request's `scope["state"]["server"]` tells a `ServerActivity`, where the server keeps one.
+    """
 
     def routes(self) -> Sequence[Any]:
         """Return Starlette or FastAPI routes; paths must not collide with another group's."""
+
+
+@dataclass(slots=True)
+class ServerActivity:
+    """What a server does at the moment."""
+
+    draining: bool = False
+    """It ends when the open requests have ended, and takes no others."""
+    open_requests: int = 0
+    """Requests under way, those to public paths left out."""
 
 
 class Server(Protocol):
@@ -33,41 +47,103 @@ class StepStats:
     """What one engine step did, for metric sinks."""
 
     step_s: float
+    """0 where no step was taken: the numbers say what an abort has left."""
     num_running: int
     num_waiting: int
     kv_usage: float
     """Used share of KV blocks, 0 to 1."""
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
+    computed_tokens: int = 0
+    """Positions computed, of prompts and outputs alike; those of a preempted request count each time."""
     cached_tokens: int = 0
+    """Of the tokens looked up, those found."""
     queried_tokens: int = 0
-    """Prompt tokens looked up in the prefix cache."""
+    """Tokens looked up in the prefix cache."""
     preemptions: int = 0
-    finished: Mapping[str, int] = field(default_factory=dict)
-    """Requests that ended in this step, by finish reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStats:
+    """What one delivery of tokens brought to the requests that were open; an engine step brings at most one."""
+
+    generated_tokens: int
+    prompt_tokens: int = 0
+    """Tokens of the prompts that were complete with it: whose first token it brought."""
+    cached_tokens: int = 0
+    """Those of them that came from the prefix cache."""
+    first_token_s: Sequence[float] = ()
+    """Seconds from arrival, of each request whose first token it brought."""
+    inter_token_s: Sequence[float] = ()
+    """Seconds since the last token, of each sequence that had one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """Times of one finished request, in seconds."""
+    """One request that has ended: sizes, and times in seconds from its arrival."""
 
     finish_reason: str
+    """"stop", "length", "abort" or "error"."""
     prompt_tokens: int
     generated_tokens: int
+    """Over all its sequences."""
     e2e_s: float
-    ttft_s: float | None
-    """Time to first token; None when there was none."""
+    """Until the last token, or until the request was given up."""
+    ttft_s: float | None = None
+    """Until the first token; None when there was none."""
     queue_s: float | None = None
+    """Until a step first computed it; None when none did."""
+    longest_output: int = 0
+    """Tokens of its longest sequence."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    n: int = 1
+    """Sequences asked for."""
+    max_tokens: int | None = None
+    """Most tokens asked for."""
+    request_id: str = ""
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From the first step to the first token."""
+        return None if self.ttft_s is None or self.queue_s is None else self.ttft_s - self.queue_s
+
+    @property
+    def decode_s(self) -> float | None:
+        """From the first token to the last."""
+        return None if self.ttft_s is None else self.e2e_s - self.ttft_s
+
+    @property
+    def inference_s(self) -> float | None:
+        """From the first step to the last token."""
+        return None if self.queue_s is None else self.e2e_s - self.queue_s
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStats:
+    """One HTTP request that has been answered."""
+
+    path: str
+    """Template of the route, such as `/v1/models/{model:path}`; empty where none matched."""
+    method: str
+    status: int
+    duration_s: float
+    """Until the last byte of the answer was handed to the connection."""
+    request_id: str = ""
 
 
 class MetricSink(Protocol):
-    """Takes measurements. Constructed with (config). One that keeps raising is quarantined, not fatal."""
+    """Takes measurements. Constructed with (config). One that keeps raising is quarantined, not fatal.
+
+    `step` comes from the thread that hears the engine, everything else from the event loop's. Optional methods:
+    `tokens(TokenStats)`, `http(HttpStats)`; `ready(config)`, once, with every automatic value decided; and
+    `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what the engine
+    says of itself.
+    """
 
     def step(self, stats: StepStats) -> None:
         """Take the numbers of one engine step."""
 
     def request(self, stats: RequestStats) -> None:
-        """Take the numbers of one finished request."""
+        """Take the numbers of one request that has ended."""
 
 
 class Command(Protocol):

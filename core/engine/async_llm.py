@@ -9,15 +9,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from core.contracts import RequestStats, StepStats
+from core.contracts import StepStats
 from core.engine.client import EngineClient, InProcess, Listener, State
 from core.engine.front import load_from_kwargs, load_sinks, open_apart, open_here, served_names
 from core.engine.mailbox import Mailbox
+from core.engine.measure import Meter
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
 from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
 from core.step import EngineRequest, RequestDelta
-from core.types import PromptType, RequestMetrics, RequestOutput, RequestOutputKind, SamplingParams
+from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -56,14 +57,16 @@ class AsyncLLM:
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._last = StepStats(step_s=0.0, num_running=0, num_waiting=0, kv_usage=0.0)
         self._sinks = load_sinks(config, registry)
-        listener = Listener(self._deliver_soon, self._observe, self._died_soon)
+        self._meter = Meter(self._sinks) if self._sinks.guarded else None
+        listener = Listener(self._deliver_soon, self._observe, self._died_soon, self._started)
         self._client: EngineClient
         if config.service.disable_frontend_multiprocessing:
             meanwhile()
             self._client = InProcess(partial(self._open_here, config, registry), listener)
         else:
             self._front, self._client = open_apart(config, registry, listener, meanwhile)
-        self._outputs = OutputProcessor(self._front.tokenizer)
+        self._outputs = OutputProcessor(self._front.tokenizer, self._meter)
+        self._sinks.ready(self.config)
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
 
     def _open_here(self, config: EngineConfig, registry: Registry) -> EngineCore:
@@ -233,9 +236,8 @@ class AsyncLLM:
         client = self._outputs.drop(request_id)
         if engine_ids:
             self._client.abort(engine_ids)
-        if client is not None and self.sinks.guarded:
-            times = RequestMetrics(client.arrival_s, client.first_token_s, time.monotonic())
-            self._measure("abort", len(client.prompt_token_ids), client.num_tokens, times)
+        if client is not None and self._meter is not None:
+            self._meter.ended(client, "abort", time.monotonic())
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its reader gets a last output with finish reason "abort"."""
@@ -245,6 +247,9 @@ class AsyncLLM:
             self._deliver(deltas)
 
     # --- from the client's thread
+
+    def _started(self, engine_ids: Sequence[str]) -> None:
+        self._outputs.started(engine_ids, time.monotonic())
 
     def _observe(self, stats: StepStats) -> None:
         self._last = stats
@@ -269,20 +274,11 @@ class AsyncLLM:
             mailbox.put(output)
             if output.finished:
                 del self._mailboxes[output.request_id]
-                if output.metrics is not None and self.sinks.guarded:
-                    num_tokens = sum(completion.num_tokens for completion in output.outputs)
-                    reason = output.outputs[0].finish_reason or "abort"
-                    self._measure(reason, len(output.prompt_token_ids or ()), num_tokens, output.metrics)
 
     def _fail_all(self, error: BaseException) -> None:
         for mailbox in self._mailboxes.values():
             mailbox.fail(EngineDead(f"the engine has stopped: {error}"))
         self._mailboxes.clear()
-
-    def _measure(self, reason: str, prompt_tokens: int, generated_tokens: int, times: RequestMetrics) -> None:
-        last_s = times.arrival_s if times.last_token_s is None else times.last_token_s
-        ttft_s = None if times.first_token_s is None else times.first_token_s - times.arrival_s
-        self.sinks.request(RequestStats(reason, prompt_tokens, generated_tokens, last_s - times.arrival_s, ttft_s))
 
     # --- state
 

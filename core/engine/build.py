@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
 from core.kv import KVManager
+from core.kv.layout import NULL_BLOCKS
 from core.scheduler import Journal, Scheduler, SchedulerLimits
 
 if TYPE_CHECKING:
@@ -51,13 +52,15 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
     except BaseException:
         executor.shutdown()
         raise
+    num_blocks = sum(pool.num_blocks - NULL_BLOCKS for pool in layout.pools)
+    config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_blocks))
     log.info(
         "%s is ready after %.1f s: %s, context %d, %d KV blocks of %d tokens",
         source.name,
         time.monotonic() - started,
         config.model.dtype,
         context_length(config),
-        sum(pool.num_blocks for pool in layout.pools),
+        num_blocks,
         config.cache.block_size,
     )
     return Built(core, config, info)

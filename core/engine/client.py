@@ -32,6 +32,8 @@ class Listener:
     """The numbers of each step."""
     died: Callable[[BaseException], None]
     """The engine has ended and is not coming back."""
+    started: Callable[[Sequence[str]], None] = lambda engine_ids: None
+    """The requests that the step which begins now is the first to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class InProcess:
 
         def make() -> EngineCore:
             self._core = make_core()
-            self._core.observe = listener.observe
+            self._core.observe, self._core.starting = listener.observe, listener.started
             return self._core
 
         self._loop = LoopThread(make, self._deliver, listener.died)

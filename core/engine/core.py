@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from core.contracts import StepStats
 from core.errors import EngineDead, EngineError, QueueFull
-from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
+from core.step import EngineRequest, RequestDelta, StepPlan
 
 if TYPE_CHECKING:
     from core.contracts import Executor
@@ -88,7 +87,7 @@ class EngineCore:
                 deltas.append(delta)
         if deltas and not self.has_work and self.observe is not None:
             # No step follows that would say that nothing runs any more.
-            self.observe(self._state(0.0, deltas))
+            self.observe(self._state(0.0))
         return deltas
 
     def wake(self, request_id: str) -> None:
@@ -134,7 +133,7 @@ class EngineCore:
             self._journal.result(self._clock(), result)
         self.num_steps += 1
         if self.observe is not None:
-            self.observe(self._stats(plan, result, deltas, self._clock() - started))
+            self.observe(self._stats(plan, self._clock() - started))
         return deltas
 
     def _submit_plans(self) -> None:
@@ -169,23 +168,21 @@ class EngineCore:
             self._journal.reset_prefix_cache(self._clock())
         return self.scheduler.reset_prefix_cache()
 
-    def _stats(self, plan: StepPlan, result: StepResult, deltas: list[RequestDelta], step_s: float) -> StepStats:
-        stats = self._state(step_s, deltas)
+    def _stats(self, plan: StepPlan, step_s: float) -> StepStats:
+        stats = self._state(step_s)
         new = self.scheduler.take_counters()
-        stats.prompt_tokens = max(0, sum(plan.counts) - len(plan.samples))
-        stats.generated_tokens = sum(map(len, result.tokens))
+        stats.computed_tokens = sum(plan.counts)
         stats.cached_tokens = new.cached_tokens
         stats.queried_tokens = new.queried_tokens
         stats.preemptions = new.preemptions
         return stats
 
-    def _state(self, step_s: float, deltas: list[RequestDelta]) -> StepStats:
+    def _state(self, step_s: float) -> StepStats:
         return StepStats(
             step_s=step_s,
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
             kv_usage=self.scheduler.kv_usage,
-            finished=Counter(d.finish_reason for d in deltas if d.finish_reason is not None),
         )
 
     def silence_s(self) -> float:

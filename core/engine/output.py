@@ -23,6 +23,7 @@ from core.types import (
 
 if TYPE_CHECKING:
     from core.contracts import Tokenizer
+    from core.engine.measure import Meter
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Sequenced:
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    last_token_s: float | None = None
     num_sent_tokens: int = 0
     num_sent_chars: int = 0
 
@@ -60,6 +62,8 @@ class ClientRequest:
     stream_interval: int = 1
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int | None = None
+    started_s: float | None = None
+    """When a step first computed it."""
     first_token_s: float | None = None
     error: str | None = None
     num_open: int = 0
@@ -69,17 +73,13 @@ class ClientRequest:
         """Say whether every sequence has ended."""
         return self.num_open == 0
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens generated so far, over all sequences."""
-        return sum(len(sequence.token_ids) for sequence in self.sequences.values())
-
 
 class OutputProcessor:
     """Keeps the open requests and turns deltas into `RequestOutput`s."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, meter: Meter | None = None) -> None:
         self._tokenizer = tokenizer
+        self._meter = meter
         self._by_engine_id: dict[str, ClientRequest] = {}
         self._by_request_id: dict[str, ClientRequest] = {}
         self._token_texts: dict[int, str] = {}
@@ -150,6 +150,13 @@ class OutputProcessor:
                 self._by_engine_id.pop(rid, None)
         return client
 
+    def started(self, engine_ids: Sequence[str], now_s: float) -> None:
+        """Note that a step computes these engine requests for the first time. Safe to call from another thread."""
+        for engine_id in engine_ids:
+            client = self._by_engine_id.get(engine_id)
+            if client is not None and client.started_s is None:
+                client.started_s = now_s
+
     def process(self, deltas: Sequence[RequestDelta], now_s: float) -> tuple[list[RequestOutput], list[str]]:
         """Take deltas; return the outputs to show and the engine requests to abort (a stop text was found)."""
         outputs: list[RequestOutput] = []
@@ -170,14 +177,24 @@ class OutputProcessor:
                 outputs.append(output)
             if client.finished:
                 self.drop(client.request_id)
+                if self._meter is not None:
+                    first = next(iter(client.sequences.values()))
+                    reason = "error" if client.error is not None else first.finish_reason
+                    self._meter.ended(client, reason or "abort", now_s)
+        if self._meter is not None:
+            self._meter.delivered()
         return outputs, aborts
 
     def _grow(self, client: ClientRequest, sequence: Sequenced, delta: RequestDelta, now_s: float) -> bool:
         """Add one delta to one sequence; return whether the delta or a stop text ended it."""
         if client.num_cached_tokens is None:
             client.num_cached_tokens = delta.num_cached_tokens
-        if delta.token_ids and client.first_token_s is None:
-            client.first_token_s = now_s
+        if delta.token_ids:
+            if self._meter is not None:
+                self._meter.tokens(client, sequence, len(delta.token_ids), now_s)
+            sequence.last_token_s = now_s
+            if client.first_token_s is None:
+                client.first_token_s = now_s
         if delta.prompt_logprobs and client.prompt_logprobs is not None and sequence.index == 0:
             client.prompt_logprobs += [
                 self._position(p, client.sampling.prompt_logprobs) for p in delta.prompt_logprobs

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from core.contracts import MetricSink, RequestStats, StepStats
+    from core.config import EngineConfig
+    from core.contracts import HttpStats, MetricSink, RequestStats, StepStats, TokenStats
 
 log = logging.getLogger(__name__)
 
 MAX_FAULTS: Final = 5
-"""Faults in a row after which a sink is no longer called."""
+"""Faults of one method in a row after which a sink is no longer called."""
 
 
 @dataclass(slots=True)
@@ -24,13 +25,12 @@ class Guarded:
     owner: str
     """Plugin, distribution and version, for the blame."""
     sink: MetricSink
+    in_a_row: dict[str, int] = field(default_factory=dict)
+    """Faults since the last success, by method."""
     faults: int = 0
     last_error: str | None = None
-
-    @property
-    def quarantined(self) -> bool:
-        """Say whether the sink failed too often to be called again."""
-        return self.faults >= MAX_FAULTS
+    quarantined: bool = False
+    """It failed too often to be called again."""
 
 
 @dataclass(slots=True)
@@ -39,30 +39,47 @@ class Sinks:
 
     guarded: list[Guarded] = field(default_factory=list)
 
+    def ready(self, config: EngineConfig) -> None:
+        """Tell the sinks that ask for it what was decided."""
+        self._tell("ready", config)
+
     def step(self, stats: StepStats) -> None:
         """Give every healthy sink the numbers of one step."""
-        for guarded in self.guarded:
-            self._call(guarded, guarded.sink.step, stats)
+        self._tell("step", stats)
+
+    def tokens(self, stats: TokenStats) -> None:
+        """Give the sinks that ask for it what one delivery brought."""
+        self._tell("tokens", stats)
 
     def request(self, stats: RequestStats) -> None:
-        """Give every healthy sink the numbers of one finished request."""
-        for guarded in self.guarded:
-            self._call(guarded, guarded.sink.request, stats)
+        """Give every healthy sink the numbers of one request that has ended."""
+        self._tell("request", stats)
 
-    def _call(self, guarded: Guarded, method: Callable[[Any], None], stats: Any) -> None:
-        if guarded.quarantined:
-            return
+    def http(self, stats: HttpStats) -> None:
+        """Give the sinks that ask for it the numbers of one HTTP request."""
+        self._tell("http", stats)
+
+    def _tell(self, name: str, what: Any) -> None:
+        for guarded in self.guarded:
+            method = getattr(guarded.sink, name, None)
+            if method is not None and not guarded.quarantined:
+                self._call(guarded, name, method, what)
+
+    def _call(self, guarded: Guarded, name: str, method: Callable[[Any], None], what: Any) -> None:
         try:
-            method(stats)
+            method(what)
         except Exception as error:  # noqa: BLE001 - a sink is a side effect: counted, named, quarantined, never fatal
             guarded.faults += 1
+            guarded.in_a_row[name] = guarded.in_a_row.get(name, 0) + 1
+            guarded.quarantined = guarded.in_a_row[name] >= MAX_FAULTS
             guarded.last_error = f"{type(error).__name__}: {error}"
             action = "quarantined" if guarded.quarantined else "skipped"
             log.warning(
                 "metric sink %r of %s failed and is %s: %s", guarded.name, guarded.owner, action, guarded.last_error
             )
         else:
-            guarded.faults = 0
+            if guarded.in_a_row:
+                guarded.in_a_row.pop(name, None)
 
     def faults(self) -> Iterable[dict[str, Any]]:
         """Yield what `/health` shows of sinks that failed."""
@@ -72,5 +89,6 @@ class Sinks:
                     "sink": guarded.name,
                     "owner": guarded.owner,
                     "quarantined": guarded.quarantined,
+                    "faults": guarded.faults,
                     "error": guarded.last_error,
                 }

@@ -183,6 +183,7 @@ class Supervised:
             elif isinstance(message, Started):
                 with self._lock:
                     self._ledger.start(message.request_ids)
+                self._listener.started(message.request_ids)
             elif message is None:
                 self._check_pulse()
 

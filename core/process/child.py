@@ -70,7 +70,8 @@ def main(address: str, home: str) -> None:
 
 def _run(start: Start, channel: ParentChannel) -> None:
     sys.path += [folder for folder in start.sys_path if folder not in sys.path]
-    setup_logging(start.log_level)
+    observability = start.config.observability
+    setup_logging(start.log_level, log_format=observability.log_format, process=start.process)
     channel.stage("loading the plugins")
     registry = load_plan(start.plan, start.process)
     registry.process_started(start.process)

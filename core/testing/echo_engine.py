@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from core.config import EngineConfig
+from core.engine.sinks import Sinks
 from core.errors import EngineDead, InvalidRequest
 from core.testing.byte_tokenizer import ByteTokenizer
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
@@ -29,7 +30,7 @@ class EchoEngine:
         self.vocab_size = ByteTokenizer.vocab_size
         self.served_names = ["echo"]
         self.sampling_defaults: dict[str, Any] = {}
-        self.sinks = SimpleNamespace(guarded=[])
+        self.sinks = Sinks()
         self.gate = asyncio.Event()
         self.gate.set()
         self.sampling: list[SamplingParams] = []
@@ -37,7 +38,7 @@ class EchoEngine:
         self.rendered: list[dict[str, Any]] = []
         """Options of every `render_chat`."""
         self.aborted: list[str] = []
-        self.dead = False
+        self.status = "ready"
         self.fail_at: int | None = None
         """Token index at which requests fail inside the engine."""
 
@@ -98,14 +99,19 @@ class EchoEngine:
         """Note the request."""
         self.aborted.append(request_id)
 
+    def state(self) -> str:
+        """Return what it was told to be."""
+        return self.status
+
     def check_health(self) -> None:
         """Raise `EngineDead` when told to be dead."""
-        if self.dead:
+        if self.status == "dead":
             raise EngineDead("the engine has stopped: made to")
 
     def health(self) -> dict[str, Any]:
-        """Say it lives."""
-        return {"status": "ok"}
+        """Return what probes show."""
+        reason = "" if self.status == "ready" else "made to"
+        return {"status": self.status, "reason": reason, "sinks": list(self.sinks.faults())}
 
     def shutdown(self) -> None:
         """Do nothing."""

@@ -144,11 +144,11 @@ def test_every_request_is_measured_once(engine: AsyncLLM) -> None:
         await assert_nothing_left(engine)
 
     asyncio.run(main())
-    sink: Any = next(guarded.sink for guarded in engine.sinks.guarded if hasattr(guarded.sink, "expose"))
-    lines = sink.expose()[0].decode().splitlines()
-    counts = {line.split('"')[1]: line.split()[-1] for line in lines if line.startswith("engine_request_success_total")}
+    sink: Any = next(guarded.sink for guarded in engine.sinks.guarded if guarded.name == "prometheus")
+    lines = sink.expose(engine.health())[0].decode().splitlines()
+    counts = {line.split('"')[3]: line.split()[-1] for line in lines if line.startswith("engine_request_success_total")}
     assert counts == {"stop": "1.0", "length": "1.0", "abort": "1.0", "error": "0.0"}
-    assert 'engine_num_requests_running{model_name="scripted:"} 0.0' in lines
+    assert 'engine_num_requests_running{engine="0",model_name="scripted:"} 0.0' in lines
 
 
 def test_deltas_joined_are_the_whole_text(engine: AsyncLLM) -> None:

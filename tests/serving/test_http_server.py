@@ -10,12 +10,14 @@ import socket
 
 import pytest
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route, WebSocketRoute
 
 from builtin_plugins.servers.http.app import EngineApp
 from builtin_plugins.servers.http.server import HttpServer
-from core.api import ConfigError, EngineError
+from core.api import ConfigError, HttpStats, QueueFull, RequestTimeout
 from core.config import EngineConfig
+from core.engine.sinks import Guarded
+from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 
 
@@ -42,7 +44,7 @@ def test_every_path_but_probes_needs_the_key(make_api, path):
     assert reply.json()["error"]["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/ping"])
 def test_probes_need_no_key(make_api, path):
     assert make_api(api_key=["one"]).get(path).status_code == 200
 
@@ -119,23 +121,45 @@ def test_two_groups_on_one_path_stop_start_up_naming_both():
 
 
 def test_dead_engine_is_unavailable(api):
-    api.engine.dead = True
-    reply = api.get("/health")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
+    api.engine.status = "dead"
+    for path in ("/health", "/readyz", "/ping"):
+        reply = api.get(path)
+        assert (reply.status_code, reply.json()["status"], reply.headers["retry-after"]) == (503, "dead", "1")
+    assert api.get("/livez").status_code == 200
 
 
-class Full(EngineError):
-    retry_after_s = 1
+@pytest.mark.parametrize("status", ["starting", "stalled", "restarting"])
+def test_an_engine_that_cannot_compute_now_is_not_ready(api, status):
+    api.engine.status = status
+    reply = api.get("/readyz")
+    assert (reply.status_code, reply.json()["status"], reply.json()["reason"]) == (503, status, "made to")
 
 
-def test_full_queue_asks_to_come_again(api, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(QueueFull("500 requests wait already"), 503, "overloaded"), (RequestTimeout("took 3 s"), 504, "timeout")],
+)
+def test_errors_of_the_engine_say_what_to_do(api, monkeypatch, error, status, code):
     def generate(*args, **kwargs):
-        raise Full("500 requests wait already")
+        raise error
 
     monkeypatch.setattr(api.engine, "generate", generate)
     reply = api.complete("a")
-    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
-    assert reply.json()["error"]["code"] == "overloaded"
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    assert reply.headers.get("retry-after") == ("1" if status == 503 else None)
+
+
+def test_a_timeout_in_a_stream_is_its_last_event(api, monkeypatch, read_events):
+    original = api.engine.generate
+
+    async def generate(*args, **kwargs):
+        async for output in original(*args, **kwargs):
+            yield output
+            raise RequestTimeout("took 3 s")
+
+    monkeypatch.setattr(api.engine, "generate", generate)
+    *_, end = read_events(api.complete("abc", stream=True))
+    assert end["error"]["code"] == "timeout"
 
 
 def test_request_ids_come_back_when_asked(make_api):
@@ -149,14 +173,101 @@ def test_origins_are_allowed_only_when_listed(api, make_api):
     assert "access-control-allow-origin" not in api.get("/health", headers=asked).headers
     allowed = make_api(allowed_origins=["http://a.example"]).get("/health", headers=asked)
     assert allowed.headers["access-control-allow-origin"] == "http://a.example"
+    assert "access-control-allow-credentials" not in allowed.headers
+
+
+def test_what_origins_may_do_is_configured(make_api):
+    api = make_api(
+        allowed_origins=["http://a.example"],
+        allowed_methods=["POST"],
+        allowed_headers=["x-mine"],
+        allow_credentials=True,
+    )
+    asked = {"Origin": "http://a.example", "Access-Control-Request-Headers": "x-mine"}
+    good = api.call("OPTIONS", "/v1/completions", headers={**asked, "Access-Control-Request-Method": "POST"})
+    assert good.headers["access-control-allow-credentials"] == "true"
+    assert "x-mine" in good.headers["access-control-allow-headers"]
+    bad = api.call("OPTIONS", "/v1/completions", headers={**asked, "Access-Control-Request-Method": "DELETE"})
+    assert bad.status_code == 400
 
 
 def test_draining_server_refuses_new_requests_but_answers_probes(api):
-    api.server.app.guard.draining = True
+    api.server.app.guard.activity.draining = True
     reply = api.complete("a")
     assert reply.status_code == 503
     assert reply.headers["retry-after"] == "1"
     assert api.get("/health").status_code == 200
+    ready = api.get("/readyz")
+    assert (ready.status_code, ready.json()["status"], ready.headers["retry-after"]) == (503, "draining", "1")
+    api.engine.status = "dead"
+    assert api.get("/health").json()["status"] == "dead"
+
+
+class Sink:
+    """Keeps what it is told of HTTP requests."""
+
+    def __init__(self):
+        self.seen: list[HttpStats] = []
+
+    def http(self, stats):
+        self.seen.append(stats)
+
+
+def test_http_requests_are_measured_by_template_and_status(make_api):
+    api, sink = make_api(api_key=["one"]), Sink()
+    api.engine.sinks.guarded.append(Guarded("sink", "a test", sink))
+    key = {"Authorization": "Bearer one"}
+    api.get("/v1/models/some/name", headers=key)
+    api.get("/v1/models", headers=key)
+    api.get("/v1/models")
+    api.get("/a/path/nobody/serves", headers=key)
+    api.get("/livez")
+    assert [(stats.path, stats.method, stats.status) for stats in sink.seen] == [
+        ("/v1/models/{model:path}", "GET", 404),
+        ("/v1/models", "GET", 200),
+        ("/v1/models", "GET", 401),
+        ("", "GET", 404),
+        ("/livez", "GET", 200),
+    ]
+    assert all(stats.duration_s > 0 for stats in sink.seen)
+
+
+def test_load_counts_open_requests(make_api):
+    assert make_api(enable_server_load_tracking=True).get("/load").json() == {"server_load": 0}
+    assert make_api().get("/load").status_code == 404
+
+
+def test_every_route_of_every_loaded_group_is_guarded_or_a_probe(api):
+    """The audit: without a key, nothing but the probes answers."""
+    registry = load_plan(make_plan([]))
+    config = EngineConfig(options={"api_key": ["one"], "enable_server_load_tracking": True})
+    groups = {r.entry.name: registry.load(r)(api.engine, config) for r in registry.entries("routes")}
+    api.server = HttpServer(api.engine, config, groups)
+    answered = set()
+    for route in api.server.app.routes:
+        for method in sorted(getattr(route, "methods", None) or {"GET"}):
+            reply = api.call(method, route.path.replace("{model:path}", "x"))
+            if reply.status_code != 401:
+                answered.add(route.path)
+    assert answered == {"/livez", "/readyz", "/health", "/ping"}
+
+
+def test_a_mounted_application_and_a_websocket_need_the_key(api):
+    routes = [Mount("/mounted", app=PlainTextResponse("inside")), WebSocketRoute("/socket", _fine)]
+    api.server.app = EngineApp({"g": Group(*routes)}, {"api_key": ["one"]})
+    assert api.get("/mounted/x").status_code == 401
+    assert api.get("/mounted/x", headers={"Authorization": "Bearer one"}).text == "inside"
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/socket", "raw_path": b"/socket", "query_string": b"", "headers": []}
+    asyncio.run(api.server.app(scope, receive, send))
+    assert sent == [{"type": "websocket.close", "code": 1008, "reason": "not allowed"}]
 
 
 @pytest.mark.parametrize("stream", [False, True])

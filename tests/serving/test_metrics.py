@@ -1,67 +1,190 @@
-"""Metric names are an interface: dashboards depend on them."""
+"""Metric names are an interface: dashboards depend on them. Nothing a client sends makes new ones."""
 
 from __future__ import annotations
 
+import random
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from builtin_plugins.metric_sinks.prometheus.catalogue import METRICS
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
-from core.api import RequestStats, StepStats
+from core.api import ConfigError, HttpStats, RequestStats, StepStats, TokenStats
 from core.config import EngineConfig
+from core.config.sections import CacheConfig
 
-NAMES = {
-    "engine_e2e_request_latency_seconds",
-    "engine_generation_tokens_total",
-    "engine_kv_cache_usage_perc",
-    "engine_num_preemptions_total",
-    "engine_num_requests_running",
-    "engine_num_requests_waiting",
-    "engine_prefix_cache_hits_total",
-    "engine_prefix_cache_queries_total",
-    "engine_prompt_tokens_total",
-    "engine_request_generation_tokens",
-    "engine_request_prompt_tokens",
-    "engine_request_queue_time_seconds",
-    "engine_request_success_total",
-    "engine_step_time_seconds",
-    "engine_time_per_output_token_seconds",
-    "engine_time_to_first_token_seconds",
-}
+SNAPSHOT = """
+cache_config_info gauge
+e2e_request_latency_seconds histogram
+generation_tokens counter
+http_request_duration_seconds histogram
+http_requests counter method path status
+inter_token_latency_seconds histogram
+iteration_tokens_total histogram
+kv_cache_usage_perc gauge
+num_preemptions counter
+num_requests_running gauge
+num_requests_waiting gauge
+prefix_cache_hits counter
+prefix_cache_queries counter
+prompt_tokens counter
+prompt_tokens_by_source counter source
+prompt_tokens_cached counter
+ready gauge
+request_decode_time_seconds histogram
+request_generation_tokens histogram
+request_inference_time_seconds histogram
+request_max_num_generation_tokens histogram
+request_params_max_tokens histogram
+request_params_n histogram
+request_prefill_kv_computed_tokens histogram
+request_prefill_time_seconds histogram
+request_prompt_tokens histogram
+request_queue_time_seconds histogram
+request_success counter finished_reason
+request_time_per_output_token_seconds histogram
+requests_open gauge
+restarts counter
+sink_faults counter sink
+step_time_seconds histogram
+time_to_first_token_seconds histogram
+"""
+OURS = {"http_request_duration_seconds", "http_requests", "ready", "requests_open", "restarts", "sink_faults"}
+OURS |= {"step_time_seconds"}
+HEALTH = {"status": "ready", "open_requests": 3, "restarts": 2, "sinks": [{"sink": "s", "faults": 4}]}
+ROOT = Path(__file__).parents[2]
 
 
-def _text(sink):
-    return sink.expose()[0].decode()
+def make_sink(**options):
+    sink = PrometheusSink(EngineConfig(options=options))
+    sink.ready(EngineConfig(cache=CacheConfig(num_gpu_blocks_override=7)))
+    return sink
 
 
-def test_names_are_these():
-    lines = _text(PrometheusSink(EngineConfig())).splitlines()
-    named = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {name for name in named if not name.endswith("_created")} == NAMES
+def text_of(sink, health=HEALTH):
+    return sink.expose(health)[0].decode()
 
 
-def test_step_and_request_are_counted():
-    sink = PrometheusSink(EngineConfig())
-    sink.step(StepStats(0.1, 3, 2, 0.25, 7, 5, 4, 7, 1, {"stop": 1}))
-    sink.request(RequestStats("stop", 7, 5, 1.0, 0.2))
-    sink.request(RequestStats("stop", 7, 0, 1.0, None))
-    sink.request(RequestStats("unheard of", 7, 0, 1.0, None))
-    text = _text(sink)
+def families_of(sink):
+    """Every family but those about the process, by name; types and labels as a scraper sees them."""
+    families = text_string_to_metric_families(text_of(sink))
+    return {family.name: family for family in families if not family.name.startswith("process_")}
+
+
+def value_of(sink, name, **labels):
+    """The one series that has these labels."""
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(text_of(sink))
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert len(found) == 1, (name, found)
+    return found[0]
+
+
+def exercised(**options):
+    """A sink that has seen everything once."""
+    sink = make_sink(**options)
+    sink.step(StepStats(0.1, 3, 2, 0.25, computed_tokens=9, cached_tokens=4, queried_tokens=7, preemptions=1))
+    sink.tokens(TokenStats(5, 7, 4, [0.2], [0.01, 0.02]))
+    sink.request(RequestStats("stop", 7, 5, 1.0, 0.2, 0.1, longest_output=5, cached_tokens=4, n=1, max_tokens=16))
+    sink.http(HttpStats("/v1/models", "GET", 200, 0.001))
+    return sink
+
+
+@pytest.mark.parametrize("prefix", ["engine_", "vllm:"])
+def test_names_types_and_labels_are_these(prefix):
+    shown = []
+    for name, family in families_of(exercised(metrics_prefix=prefix)).items():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        own = sorted(labels - {"model_name", "engine"})
+        assert name == f"{prefix}cache_config_info" or {"model_name", "engine"} <= labels
+        shown.append(" ".join([name.removeprefix(prefix), family.type, *([] if "info" in name else own)]))
+    assert sorted(shown) == SNAPSHOT.split("\n")[1:-1]
+
+
+def test_counters_and_histograms_are_spelt_as_prometheus_spells_them():
+    lines = text_of(exercised(metrics_prefix="vllm:")).splitlines()
     for line in (
-        'engine_num_requests_running{model_name="scripted:"} 3.0',
-        'engine_num_requests_waiting{model_name="scripted:"} 2.0',
-        'engine_kv_cache_usage_perc{model_name="scripted:"} 0.25',
-        'engine_prompt_tokens_total{model_name="scripted:"} 7.0',
-        'engine_prefix_cache_hits_total{model_name="scripted:"} 4.0',
-        'engine_num_preemptions_total{model_name="scripted:"} 1.0',
-        'engine_request_success_total{finished_reason="stop",model_name="scripted:"} 2.0',
-        'engine_request_success_total{finished_reason="error",model_name="scripted:"} 1.0',
-        'engine_time_to_first_token_seconds_count{model_name="scripted:"} 1.0',
-        'engine_time_per_output_token_seconds_sum{model_name="scripted:"} 0.2',
+        'vllm:num_requests_running{engine="0",model_name="scripted:"} 3.0',
+        'vllm:num_requests_waiting{engine="0",model_name="scripted:"} 2.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="scripted:"} 0.25',
+        'vllm:prefix_cache_hits_total{engine="0",model_name="scripted:"} 4.0',
+        'vllm:prompt_tokens_total{engine="0",model_name="scripted:"} 7.0',
+        'vllm:prompt_tokens_by_source_total{engine="0",model_name="scripted:",source="local_compute"} 3.0',
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="scripted:"} 1.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="16.0",model_name="scripted:"} 1.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="scripted:"} 1.0',
+        'vllm:inter_token_latency_seconds_count{engine="0",model_name="scripted:"} 2.0',
+        'vllm:restarts_total{engine="0",model_name="scripted:"} 2.0',
+        'vllm:sink_faults_total{engine="0",model_name="scripted:",sink="s"} 4.0',
     ):
-        assert line in text
+        assert line in lines
 
 
-def test_state_after_an_abort_counts_as_no_step():
-    sink = PrometheusSink(EngineConfig())
-    sink.step(StepStats(0.1, 3, 0, 0.25))
-    sink.step(StepStats(0.0, 0, 0, 0.0, finished={"abort": 3}))
-    text = _text(sink)
-    assert 'engine_num_requests_running{model_name="scripted:"} 0.0' in text
-    assert 'engine_step_time_seconds_count{model_name="scripted:"} 1.0' in text
+def test_buckets_count_values_up_to_their_bound():
+    sink = make_sink()
+    for value in (1.0, 1.5, 2.0, 50.0):
+        sink.request(RequestStats("stop", 1, 1, value, n=int(value)))
+    counted = [value_of(sink, "engine_request_params_n_bucket", le=le) for le in ("1.0", "2.0", "20.0", "+Inf")]
+    assert counted == [2.0, 3.0, 3.0, 4.0]
+    assert value_of(sink, "engine_request_params_n_sum") == 54.0
+
+
+def test_intervals_of_a_request_add_up():
+    sink = make_sink()
+    sink.request(RequestStats("stop", 7, 5, 1.0, 0.25, 0.125, longest_output=4))
+    for name, seconds in (("queue", 0.125), ("prefill", 0.125), ("decode", 0.75), ("inference", 0.875)):
+        assert value_of(sink, f"engine_request_{name}_time_seconds_sum") == seconds
+    assert value_of(sink, "engine_request_time_per_output_token_seconds_sum") == 0.25
+
+
+def test_what_did_not_happen_is_not_counted():
+    sink = make_sink()
+    sink.request(RequestStats("abort", 7, 0, 1.0))
+    for name in ("queue", "prefill", "decode", "inference"):
+        assert value_of(sink, f"engine_request_{name}_time_seconds_count") == 0
+    sink.step(StepStats(0.0, 0, 0, 0.0))  # what an abort has left; no step
+    assert value_of(sink, "engine_step_time_seconds_count") == 0
+
+
+def test_ten_thousand_hostile_requests_make_no_new_series():
+    sink, draw = exercised(), random.Random(1)
+    for status in (200, 404, 999):
+        sink.http(HttpStats("", "GET", status, 0.1))
+    sink.http(HttpStats("", "BREW", 404, 0.1))
+    sink.request(RequestStats("error", 1, 1, 1.0))
+    before = text_of(sink).count("\n")
+    for _ in range(10_000):
+        text = "".join(draw.choices("ab/é\n\"'}\\", k=12))
+        sink.http(HttpStats("", draw.choice(["GET", text]), draw.choice([404, draw.randint(600, 10**6)]), 0.1))
+        sink.request(RequestStats(text, draw.randint(0, 10**6), 1, 1.0, request_id=text))
+    assert text_of(sink).count("\n") <= before + 1  # (other, other) may be new
+
+
+def test_cache_settings_are_labels():
+    line = next(line for line in text_of(make_sink()).splitlines() if line.startswith("engine_cache_config_info{"))
+    for label in ('block_size="16"', 'num_gpu_blocks="7"', 'enable_prefix_caching="True"', 'engine="0"'):
+        assert label in line
+    assert "cache_config_info{" not in text_of(PrometheusSink(EngineConfig()))
+
+
+@pytest.mark.parametrize("prefix", ["1x_", "a b", 'x"', "é_"])
+def test_a_prefix_that_is_no_name_is_refused(prefix):
+    with pytest.raises(ConfigError, match="--metrics-prefix"):
+        make_sink(metrics_prefix=prefix)
+
+
+def test_engine_that_is_not_ready_shows():
+    assert "engine_ready{engine=" in text_of(make_sink())
+    line = next(line for line in text_of(make_sink(), {"status": "dead"}).splitlines() if "engine_ready{" in line)
+    assert line.endswith(" 0.0")
+
+
+def test_the_page_lists_every_metric():
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)`(?: \([^)]*\))? \| (\w+) \|", page, re.MULTILINE))
+    assert rows == {spec.name: spec.type for spec in METRICS}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -19,11 +23,12 @@ COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 USER = [{"role": "user", "content": TEXT}]
 
 
-def start(*flags):
+def start(*flags, stderr=None):
     """Start a server on a free port; return the process and its URL."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", "0", "--max-model-len", "512", *flags],
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -156,26 +161,118 @@ def test_tokenize_and_back(url):
     assert TEXT.split("<")[0] in httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json()["prompt"]
 
 
-def test_sigterm_lets_open_streams_finish():
-    process, url = start("--scripted-tokens-per-second", "100")
+HOSTILE = {
+    "deep": (b"[" * 10_000 + b"]" * 10_000, 400),
+    "deep in a field": (b'{"prompt": ' + b'{"a":' * 10_000 + b"1" + b"}" * 10_000 + b"}", 400),
+    "large": (b'{"prompt": "' + b"x" * 50_000_000 + b'"}', 413),
+    "surrogate": (b'{"prompt": "\\ud800"}', 400),
+    "surrogate in a stop text": (b'{"prompt": "a", "stop": ["\\udfff"]}', 400),
+    "no unicode": (b'{"prompt": "\xff\xfe"}', 400),
+    "not a number": (b'{"prompt": "a", "temperature": NaN}', 400),
+    "huge number": (b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}", 400),
+    "many fields": (b"{" + b",".join(b'"f%d": 1' % i for i in range(20_000)) + b', "prompt": "a"}', 400),
+    "token ids": (b'{"prompt": [' + b"1," * 1_000_000 + b"1]}", 400),
+}
+
+
+def test_hostile_bodies_are_refused_and_neighbours_get_the_same_tokens(client, url):
+    """Greedy and seeded streams beside them, compared token by token with undisturbed ones."""
+
+    def stream(seed):
+        more = {"seed": seed, "temperature": 0 if seed % 2 else 1.0, "extra_body": {"return_token_ids": True}}
+        chunks = client.completions.create(
+            model="scripted:", prompt=f"neighbour {seed} " * 20, max_tokens=300, stream=True, **more
+        )
+        return [token for chunk in chunks for token in chunk.choices[0].model_extra["token_ids"]]
+
+    alone = [stream(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(stream, seed) for seed in range(4)]
+        for name, (body, status) in HOSTILE.items():
+            reply = httpx.post(
+                f"{url}/v1/completions", content=body, headers={"content-type": "application/json"}, timeout=30
+            )
+            assert (name, reply.status_code) == (name, status)
+            assert reply.json()["error"]["message"]
+        assert [done.result() for done in running] == alone
+
+
+def test_a_thousand_clients_that_leave_at_random_moments_leave_nothing(url):
+    draw = random.Random(3)
+
+    def leave(wait_s, stream):
+        host, _, port = url.rpartition("//")[2].partition(":")
+        body = json.dumps({"prompt": "x" * 200, "max_tokens": 250, "stream": stream}).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(f"{head}\r\n\r\n".encode() + body)
+            if wait_s:
+                connection.settimeout(wait_s)
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(100)
+
+    with ThreadPoolExecutor(16) as pool:
+        moments = [(draw.choice([0, 0.01, 0.05, 0.2]), draw.random() < 0.5) for _ in range(1000)]
+        list(pool.map(lambda moment: leave(*moment), moments))
+    with httpx.Client(base_url=url) as http:
+        for _ in range(600):
+            health = http.get("/health").json()
+            if health["running"] == health["waiting"] == health["open_requests"] == 0:
+                break
+            time.sleep(0.05)
+        assert (health["running"], health["waiting"], health["open_requests"]) == (0, 0, 0)
+        lines = http.get("/metrics").text.splitlines()
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "requests_open"):
+        assert next(line for line in lines if line.startswith(f"engine_{name}{{")).endswith(" 0.0")
+
+
+def test_sigterm_lets_a_hundred_open_streams_finish():
+    process, url = start("--scripted-tokens-per-second", "20", "--disable-uvicorn-access-log")
+    text = "0123456789" * 5
 
     def stream(begun):
-        body = {"prompt": "0123456789" * 5, "max_tokens": 100, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
+        body = {"prompt": text, "max_tokens": 100, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
             lines = reply.iter_lines()
             first = next(lines)
             begun.release()
             return [first, *lines]
 
     begun = threading.Semaphore(0)
-    with ThreadPoolExecutor(5) as pool:
-        streams = [pool.submit(stream, begun) for _ in range(5)]
+    with ThreadPoolExecutor(100) as pool:
+        streams = [pool.submit(stream, begun) for _ in range(100)]
         for _ in streams:
-            begun.acquire(timeout=30)
-        status = stop(process)
+            assert begun.acquire(timeout=30)
+        process.send_signal(signal.SIGTERM)
+        for _ in range(1000):  # until the signal has arrived
+            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+            if refused.status_code == 503:
+                break
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        ready, health = httpx.get(f"{url}/readyz"), httpx.get(f"{url}/health")
+        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+        assert (health.status_code, health.json()["open_requests"]) == (200, 100)
         texts = [_text(done.result()) for done in streams]
-    assert texts == ["0123456789" * 5] * 5
-    assert status == 0
+    assert process.wait(30) == 0
+    process.stdout.close()
+    assert texts == [text] * 100
+
+
+def test_logs_of_all_processes_are_json_when_asked():
+    process, url = start("--log-format", "json", "--enable-log-requests", stderr=subprocess.PIPE)
+    httpx.post(f"{url}/v1/completions", json={"prompt": "a secret", "max_tokens": 3, "request_id": "mine"})
+    httpx.get(f"{url}/readyz")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert {"main", "engine"} <= {line["process"] for line in lines}
+    assert any(line["logger"] == "uvicorn.access" for line in lines)
+    (request,) = [line["message"] for line in lines if line["message"].startswith("request cmpl-mine")]
+    assert ": length, " in request
+    assert "secret" not in said
+    assert "/readyz" not in said
 
 
 def test_new_requests_are_refused_while_open_ones_finish_and_the_second_signal_cuts_them():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from importlib import metadata
-from types import SimpleNamespace
 
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
-from core.api import StepStats
+from core.api import TokenStats
+from core.engine.sinks import Guarded
 
 
 def test_models_lists_the_served_names(api):
@@ -46,8 +46,14 @@ def test_version_is_the_distributions(api):
 def test_metrics_show_the_sink(api):
     assert api.get("/metrics").status_code == 404
     sink = PrometheusSink(api.config)
-    sink.step(StepStats(0.1, 2, 1, 0.5, generated_tokens=3))
-    api.engine.sinks.guarded.append(SimpleNamespace(sink=sink))
+    sink.tokens(TokenStats(3))
+    api.engine.sinks.guarded.append(Guarded("prometheus", "a test", sink))
     reply = api.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
-    assert 'engine_generation_tokens_total{model_name="scripted:"} 3.0' in reply.text
+    assert 'engine_generation_tokens_total{engine="0",model_name="scripted:"} 3.0' in reply.text
+    assert 'engine_ready{engine="0",model_name="scripted:"} 1.0' in reply.text
+    again = api.get("/metrics").text
+    assert (
+        'engine_http_requests_total{engine="0",method="GET",model_name="scripted:",path="/metrics",status="200"}'
+        in again
+    )

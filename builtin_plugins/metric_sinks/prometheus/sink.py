@@ -1,91 +1,157 @@
-"""Engine measurements as Prometheus metrics.
-
-Names are an interface: dashboards depend on them, a test holds the list. Label values come from fixed sets, so
-that no client can make new time series.
-"""
+"""Engine measurements as Prometheus metrics. Label values come from fixed sets: no client can make time series."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client.registry import Collector
 
-from core.api import EngineConfig, RequestStats, StepStats
+from builtin_plugins.metric_sinks.prometheus.catalogue import FINISH_REASONS, METRICS, SOURCES
+from builtin_plugins.metric_sinks.prometheus.instruments import Family
+from core.api import ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
 
-FINISH_REASONS: Final = ("stop", "length", "abort", "error")
-_SECONDS: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LONG_SECONDS: Final = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
-_TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+STATUSES: Final = frozenset(
+    {*range(200, 207), 301, 302, 303, 304, 307, 308, *range(400, 432), 499, 500, 501, 502, 503, 504}
+)
+_PREFIX_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:")
 
 
 class PrometheusSink:
-    """Counts steps and requests in a registry of its own."""
+    """Counts steps, tokens and requests in a registry of its own."""
 
     def __init__(self, config: EngineConfig) -> None:
-        model = config.model.served_model_name
-        self._registry = CollectorRegistry()
-        self._labels = {"model_name": (model or [config.model.model])[0]}
-        self._running = self._gauge("num_requests_running", "Requests that run.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests that wait.")
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Used share of KV blocks, 0 to 1.")
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens computed.")
-        self._generated = self._counter("generation_tokens", "Tokens generated.")
-        self._preemptions = self._counter("num_preemptions", "Requests preempted.")
-        self._queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        finished = Counter(
-            "engine_request_success",
-            "Requests that ended, by reason.",
-            [*self._labels, "finished_reason"],
-            registry=self._registry,
+        names = config.model.served_model_name or [config.model.model]
+        self._prefix = _checked(config.options.get("metrics_prefix", "engine_"))
+        self._labels = {"model_name": names[0], "engine": "0"}
+        self._cache_labels: dict[str, str] = {}
+        families = {spec.name: Family(spec) for spec in METRICS}
+        self._families = families
+        numbers = {name: family for name, family in families.items() if not family.spec.buckets}
+        self._running, self._waiting = numbers["num_requests_running"], numbers["num_requests_waiting"]
+        self._kv_usage = numbers["kv_cache_usage_perc"]
+        self._queries, self._hits = numbers["prefix_cache_queries"], numbers["prefix_cache_hits"]
+        self._preemptions = numbers["num_preemptions"]
+        self._prompt, self._by_source = numbers["prompt_tokens"], numbers["prompt_tokens_by_source"]
+        self._cached, self._generated = numbers["prompt_tokens_cached"], numbers["generation_tokens"]
+        self._success, self._http = numbers["request_success"], numbers["http_requests"]
+        for reason in FINISH_REASONS:
+            self._success.set(0.0, reason)
+        for source in SOURCES:
+            self._by_source.set(0.0, source)
+        self._observe = {name: family.histogram.observe for name, family in families.items() if family.spec.buckets}
+        self._first_token, self._between = (
+            self._observe[name] for name in ("time_to_first_token_seconds", "inter_token_latency_seconds")
         )
-        self._finished = {reason: finished.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
-        self._step_s = self._histogram("step_time_seconds", "Time of one engine step.", _SECONDS)
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS)
-        self._tpot = self._histogram("time_per_output_token_seconds", "Mean time per token after the first.", _SECONDS)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LONG_SECONDS)
-        self._queue = self._histogram("request_queue_time_seconds", "Time spent waiting.", _LONG_SECONDS)
-        self._prompt_sizes = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
-        self._output_sizes = self._histogram("request_generation_tokens", "Generated tokens per request.", _TOKENS)
+        self._step_s, self._step_tokens = (
+            self._observe[name] for name in ("step_time_seconds", "iteration_tokens_total")
+        )
+        self._registry = CollectorRegistry()
+        self._registry.register(_Families(self))
+        ProcessCollector(registry=self._registry)
+
+    def ready(self, config: EngineConfig) -> None:
+        """Take the settings the cache has got."""
+        cache = config.cache
+        labels = {name: str(getattr(cache, name)) for name in type(cache).__dataclass_fields__}
+        self._cache_labels = {**labels, "num_gpu_blocks": str(cache.num_gpu_blocks_override)}
 
     def step(self, stats: StepStats) -> None:
-        """Count one engine step; a step of no time only says what is left after an abort."""
-        if stats.step_s:
-            self._step_s.observe(stats.step_s)
+        """Count one engine step; one of no time only says what is left after an abort."""
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_usage)
-        self._prompt_tokens.inc(stats.prompt_tokens)
-        self._generated.inc(stats.generated_tokens)
-        self._preemptions.inc(stats.preemptions)
-        self._queried.inc(stats.queried_tokens)
-        self._hits.inc(stats.cached_tokens)
+        if not stats.step_s:
+            return
+        self._step_s(stats.step_s)
+        self._step_tokens(stats.computed_tokens)
+        if stats.queried_tokens:
+            self._queries.add(stats.queried_tokens)
+            self._hits.add(stats.cached_tokens)
+        if stats.preemptions:
+            self._preemptions.add(stats.preemptions)
+
+    def tokens(self, stats: TokenStats) -> None:
+        """Count what one step brought to clients."""
+        self._generated.add(stats.generated_tokens)
+        for seconds in stats.inter_token_s:
+            self._between(seconds)
+        for seconds in stats.first_token_s:
+            self._first_token(seconds)
+        if stats.prompt_tokens:
+            self._prompt.add(stats.prompt_tokens)
+            self._cached.add(stats.cached_tokens)
+            self._by_source.add(stats.prompt_tokens - stats.cached_tokens, "local_compute")
+            self._by_source.add(stats.cached_tokens, "local_cache_hit")
 
     def request(self, stats: RequestStats) -> None:
-        """Count one finished request."""
-        self._finished.get(stats.finish_reason, self._finished["error"]).inc()
-        self._e2e.observe(stats.e2e_s)
-        self._prompt_sizes.observe(stats.prompt_tokens)
-        self._output_sizes.observe(stats.generated_tokens)
-        if stats.queue_s is not None:
-            self._queue.observe(stats.queue_s)
-        if stats.ttft_s is not None:
-            self._ttft.observe(stats.ttft_s)
-            if stats.generated_tokens > 1:
-                self._tpot.observe((stats.e2e_s - stats.ttft_s) / (stats.generated_tokens - 1))
+        """Count one request that has ended."""
+        reason = stats.finish_reason
+        self._success.add(1.0, reason if reason in FINISH_REASONS else "error")
+        values = {
+            "request_prompt_tokens": stats.prompt_tokens,
+            "request_generation_tokens": stats.generated_tokens,
+            "request_max_num_generation_tokens": stats.longest_output,
+            "request_prefill_kv_computed_tokens": stats.prompt_tokens - stats.cached_tokens,
+            "request_params_n": stats.n,
+            "request_params_max_tokens": stats.max_tokens,
+            "e2e_request_latency_seconds": stats.e2e_s,
+            "request_queue_time_seconds": stats.queue_s,
+            "request_inference_time_seconds": stats.inference_s,
+            "request_prefill_time_seconds": stats.prefill_s,
+            "request_decode_time_seconds": stats.decode_s,
+        }
+        if stats.decode_s is not None and stats.longest_output > 1:
+            values["request_time_per_output_token_seconds"] = stats.decode_s / (stats.longest_output - 1)
+        for name, value in values.items():
+            if value is not None:
+                self._observe[name](value)
 
-    def expose(self) -> tuple[bytes, str]:
+    def http(self, stats: HttpStats) -> None:
+        """Count one HTTP request: by the template of its path, never by the path itself."""
+        method = stats.method if stats.method in METHODS else "other"
+        status = str(stats.status) if stats.status in STATUSES else "other"
+        self._http.add(1.0, stats.path or "other", method, status)
+        self._observe["http_request_duration_seconds"](stats.duration_s)
+
+    def expose(self, health: Mapping[str, Any]) -> tuple[bytes, str]:
         """Return the text Prometheus scrapes, and its content type."""
+        state = self._families
+        state["ready"].set(float(health.get("status") == "ready"))
+        state["requests_open"].set(health.get("open_requests", 0))
+        state["restarts"].set(health.get("restarts", 0))
+        for sink in health.get("sinks", ()):
+            state["sink_faults"].set(sink["faults"], sink["sink"])
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"engine_{name}", text, list(self._labels), registry=self._registry).labels(**self._labels)
+    def metrics(self) -> Iterator[Metric]:
+        """Yield every metric in Prometheus' form."""
+        for name, family in self._families.items():
+            if name != "cache_config_info":
+                yield family.metric(self._prefix, self._labels)
+            elif self._cache_labels:  # known when the engine has started
+                info = Metric(self._prefix + name, family.spec.text, "gauge")
+                info.add_sample(self._prefix + name, {"engine": self._labels["engine"], **self._cache_labels}, 1.0)
+                yield info
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"engine_{name}", text, list(self._labels), registry=self._registry).labels(**self._labels)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            f"engine_{name}", text, list(self._labels), registry=self._registry, buckets=buckets
-        )  # fmt: skip
-        return histogram.labels(**self._labels)
+class _Families(Collector):
+    """What the library asks."""
+
+    def __init__(self, sink: PrometheusSink) -> None:
+        self._sink = sink
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        return self._sink.metrics()
+
+
+def _checked(prefix: str) -> str:
+    if prefix and (prefix[0].isdigit() or not _PREFIX_CHARS.issuperset(prefix)):
+        raise ConfigError(
+            f"--metrics-prefix {prefix!r} cannot begin a metric's name; use ASCII letters, digits, `_` and `:`, "
+            "no digit first."
+        )
+    return prefix

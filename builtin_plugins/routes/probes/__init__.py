@@ -1,1 +1,1 @@
-"""`/health`, `/version` and `/metrics`: what operators ask."""
+"""Probes, version and metrics: what operators ask."""

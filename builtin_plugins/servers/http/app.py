@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,7 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from builtin_plugins.servers.http.guard import Guard
-from core.api import ConfigError, RouteGroup
+from builtin_plugins.servers.http.limits import Limits
+from core.api import ConfigError, HttpStats, RouteGroup
 
 
 class EngineApp(FastAPI):
@@ -20,34 +22,61 @@ class EngineApp(FastAPI):
     A route group may have `public_paths`: those of its paths that need no API key.
     """
 
-    def __init__(self, groups: Mapping[str, RouteGroup], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        groups: Mapping[str, RouteGroup],
+        options: Mapping[str, Any],
+        measure: Callable[[HttpStats], None] = lambda stats: None,
+    ) -> None:
         self._options = options
         self._public = {path for group in groups.values() for path in getattr(group, "public_paths", ())}
         routes = collect_routes(groups)
         super().__init__(
             routes=routes, openapi_url=None, docs_url=None, redoc_url=None, root_path=options.get("root_path") or ""
         )
-        self.guard = self._make_guard(AsyncExitStackMiddleware(self.router))
+        self.limits = Limits.from_options(options)
+        self.guard = Guard(
+            AsyncExitStackMiddleware(self.router),
+            self.limits,
+            api_keys=_keys(options.get("api_key") or ()),
+            public_paths=self._public,
+            template_of=Templates(routes),
+            request_id_headers=bool(options.get("enable_request_id_headers")),
+            measure=measure,
+        )
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the guard, behind CORS where origins are allowed."""
-        origins = self._options.get("allowed_origins") or []
+        options = self._options
+        origins = options.get("allowed_origins") or []
         if not origins:
             return self.guard
-        return CORSMiddleware(self.guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-
-    def _make_guard(self, app: ASGIApp) -> Guard:
-        options = self._options
-        most = options.get("max_request_bytes", 10 * 1024 * 1024)
-        if most < 1:
-            raise ConfigError(f"--max-request-bytes {most} would refuse every request; give at least 1.")
-        return Guard(
-            app,
-            api_keys=_keys(options.get("api_key") or ()),
-            public_paths=self._public,
-            max_request_bytes=most,
-            request_id_headers=bool(options.get("enable_request_id_headers")),
+        return CORSMiddleware(
+            self.guard,
+            allow_origins=origins,
+            allow_methods=options.get("allowed_methods") or ["*"],
+            allow_headers=options.get("allowed_headers") or ["*"],
+            allow_credentials=bool(options.get("allow_credentials")),
         )
+
+
+class Templates:
+    """Finds the route template of a path: a name for it from a small fixed set."""
+
+    def __init__(self, routes: Iterable[Any]) -> None:
+        self._same: dict[str, str] = {
+            route.path: route.path for route in routes if "{" not in getattr(route, "path", "{")
+        }
+        self._others: list[tuple[re.Pattern[str], str]] = [
+            (route.path_regex, route.path) for route in routes if hasattr(route, "path_regex")
+        ]
+
+    def __call__(self, path: str) -> str:
+        """Return the template, or an empty text for a path that nobody serves."""
+        found = self._same.get(path)
+        if found is not None:
+            return found
+        return next((template for regex, template in self._others if regex.match(path)), "")
 
 
 def collect_routes(groups: Mapping[str, RouteGroup]) -> list[Any]:

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from core.api import EngineDead, EngineError, InvalidRequest, RequestFailed
+from core.api import EngineDead, EngineError, InvalidRequest, RequestFailed, RequestTimeout
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ def describe(error: BaseException) -> ErrorAnswer:
         return _from_validation(error)
     if isinstance(error, RequestFailed):
         return ErrorAnswer(500, str(error), "server_error", code="request_failed")
+    if isinstance(error, RequestTimeout):
+        return ErrorAnswer(504, str(error), "server_error", code="timeout")
     if isinstance(error, EngineDead):
         return ErrorAnswer(503, str(error), "server_error", code="engine_dead")
     if isinstance(error, EngineError):
@@ -60,7 +62,10 @@ def describe(error: BaseException) -> ErrorAnswer:
 
 
 def _from_engine(error: EngineError) -> ErrorAnswer:
-    """An engine error whose `retry_after_s` is set (a full queue) may be tried again; others are faults."""
+    """An engine error whose `retry_after_s` is set (a full queue) may be tried again; others are faults.
+
+    It is a 503 and no 429: this client has done nothing too often, and proxies try another server after a 503.
+    """
     wait_s = getattr(error, "retry_after_s", None)
     if wait_s is None:
         return ErrorAnswer(500, str(error), "server_error", code="engine_error")

@@ -1,4 +1,4 @@
-"""What every request passes before and after its route: keys, size limit, request id, errors.
+"""What every request passes before and after its route: keys, limits, request id, errors, measurements.
 
 Plain ASGI, so that it costs next to nothing per streamed chunk and routes of plugins cannot slip past it.
 """
@@ -9,13 +9,16 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from builtin_plugins.servers.http.errors import ErrorAnswer, describe
+from builtin_plugins.servers.http.limits import Limits
+from core.api import HttpStats, ServerActivity
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
@@ -26,52 +29,75 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
+        limits: Limits,
         *,
         api_keys: Iterable[str] = (),
         public_paths: Collection[str] = (),
-        max_request_bytes: int,
         request_id_headers: bool = False,
+        template_of: Callable[[str], str] = lambda path: "",
+        measure: Callable[[HttpStats], None] = lambda stats: None,
     ) -> None:
         self._app = app
+        self._limits = limits
         self._keys = tuple(_digest(key.encode()) for key in api_keys)
         self._public = frozenset(public_paths)
-        self._max_bytes = max_request_bytes
         self._request_id_headers = request_id_headers
-        self.draining = False
-        """True: only public paths are served."""
+        self._template_of = template_of
+        self._measure = measure
+        self.activity = ServerActivity()
+        """What routes are told; when it says draining, only public paths are served."""
+        self.is_crowded: Callable[[], bool] = lambda: False
+        """Says whether there are more connections than may be."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        scope.setdefault("state", {})["server"] = self.activity
         if scope["type"] != "http":
             await self._websocket(scope, receive, send)
             return
+        started_s = time.perf_counter()
         answer = _Answer(send, self._headers(scope))
+        counted = scope["path"] not in self._public
+        self.activity.open_requests += counted
+        try:
+            await self._serve(scope, receive, answer)
+        finally:
+            self.activity.open_requests -= counted
+            path, duration_s = self._template_of(scope["path"]), time.perf_counter() - started_s
+            self._measure(HttpStats(path, scope["method"], answer.status, duration_s))
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
             self._admit(scope)
-            await self._app(scope, _limited(receive, self._max_bytes), answer.send)
+            await self._app(scope, _limited(receive, self._limits), answer.send)
         except asyncio.CancelledError:
-            if not self.draining:
+            if not self.activity.draining:
                 raise
             detail = {"message": "the server was stopped before the answer was complete.", "code": "draining"}
             await answer.fail(describe(HTTPException(503, detail)))
+        except Refused as refused:
+            await answer.fail(refused.answer)
         except Exception as error:  # noqa: BLE001 - the last boundary: every exception becomes an answer
             await answer.fail(describe(error))
 
     def _admit(self, scope: Scope) -> None:
-        """Raise `HTTPException` for a request that may not pass."""
+        """Raise `HTTPException` or `Refused` for a request that may not pass."""
+        _check_head(scope, self._limits)
         if scope["path"] in self._public:
             return
         if self._keys and not self._knows(scope):
             raise HTTPException(
                 401, "no valid API key: send `Authorization: Bearer KEY`.", headers={"WWW-Authenticate": "Bearer"}
             )
-        if self.draining:
+        if self.activity.draining:
             detail = {"message": "the server is shutting down; try another one.", "code": "draining"}
-            raise HTTPException(503, detail, headers={"Retry-After": "1"})
-        _check_announced(_header(scope, b"content-length"), self._max_bytes)
+            raise HTTPException(503, detail, headers={"Retry-After": "1", "Connection": "close"})
+        if self.is_crowded():
+            raise Refused(self._limits.crowded())
+        _check_announced(_header(scope, b"content-length"), self._limits.request_bytes)
 
     def _knows(self, scope: Scope) -> bool:
         """Compare in constant time, with every key, so that timing tells nothing."""
@@ -91,11 +117,19 @@ class Guard:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._admit(scope)
-        except HTTPException:
+        except (HTTPException, Refused):
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "not allowed"})
             return
         await self._app(scope, receive, send)
+
+
+class Refused(Exception):
+    """A request refused by a limit of the server."""
+
+    def __init__(self, answer: ErrorAnswer) -> None:
+        super().__init__(answer.message)
+        self.answer = answer
 
 
 class _Answer:
@@ -105,11 +139,13 @@ class _Answer:
         self._send = send
         self._headers = headers
         self._started = self._ended = self._streams_events = False
+        self.status = 499
+        """Of an answer that never began: the client had left."""
 
     async def send(self, message: Message) -> None:
         """Pass a message on, with our headers."""
         if message["type"] == "http.response.start":
-            self._started = True
+            self._started, self.status = True, message["status"]
             headers = message.get("headers", ())
             self._streams_events = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
@@ -142,17 +178,33 @@ def _check_announced(length: bytes, most: int) -> None:
         raise _too_large(most)
 
 
-def _limited(receive: Receive, most: int) -> Receive:
-    """Return a `receive` that stops as soon as more than `most` bytes of body have come."""
-    seen = 0
+def _check_head(scope: Scope, limits: Limits) -> None:
+    """Refuse what one chunk brought before anybody could look at it."""
+    headers = scope["headers"]
+    size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+    size += sum(len(name) + len(value) + 4 for name, value in headers)
+    if size > limits.head_bytes or len(headers) > limits.headers:
+        raise Refused(limits.head_too_large())
+
+
+def _limited(receive: Receive, limits: Limits) -> Receive:
+    """Return a `receive` that refuses a body that is too large or takes too long."""
+    deadline_s = asyncio.get_running_loop().time() + limits.read_timeout_s
+    seen, is_whole = 0, False
 
     async def limited() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > most:
-                raise _too_large(most)
+        nonlocal seen, is_whole
+        if is_whole:
+            return await receive()  # for the end of the connection; however long the answer takes
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                message = await receive()
+        except TimeoutError:
+            raise Refused(limits.too_slow()) from None
+        is_whole = message["type"] != "http.request" or not message.get("more_body")
+        seen += len(message.get("body", b""))
+        if seen > limits.request_bytes:
+            raise _too_large(limits.request_bytes)
         return message
 
     return limited

@@ -1,108 +1,174 @@
-"""Runs the application on uvicorn: binds the port, says where it listens, ends gracefully."""
+"""Runs the application on uvicorn: says where it listens, watches engine and connections, ends gracefully."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
+import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 
 from builtin_plugins.servers.http.app import EngineApp
+from builtin_plugins.servers.http.connections import check_all, protocol
+from builtin_plugins.servers.http.limits import Limits
+from builtin_plugins.servers.http.sockets import check_tls, close, listen, load_certificate, tls_files, url_of
 from core.api import ConfigError, EngineConfig, RouteGroup
 
-_BACKLOG = 2048
-_POLL_S = 0.05
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.05
+WATCH_S: Final = 1.0
+"""How often engine, connections and certificates are looked at."""
+QUIET_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})
+"""Asked by machines every few seconds: answered well, they are not worth a line of the access log."""
 
 
 class HttpServer:
-    """Serves route groups over HTTP until SIGTERM or Ctrl-C.
+    """Serves route groups over HTTP until SIGTERM, Ctrl-C or the engine's death.
 
-    The first signal stops accepting and lets open requests finish; the second one cuts them.
+    The first signal lets open requests finish and refuses others; the second one cuts them.
     """
 
     def __init__(
         self, engine: Any, config: EngineConfig, groups: Mapping[str, RouteGroup] | Sequence[RouteGroup]
     ) -> None:
+        self._engine = engine
         self._options = config.options
         named = groups if isinstance(groups, Mapping) else {_name(group): group for group in groups}
-        self.app = EngineApp(named, config.options)
+        self.app = EngineApp(named, config.options, engine.sinks.http)
         """The ASGI application, for tests and other servers."""
-        self._names = ", ".join(engine.served_names)
+        self.url = ""
+        """Where it listens, from `run` on."""
+        self._server: _Server | None = None
 
     @staticmethod
     def check(config: EngineConfig) -> None:
-        """Raise `ConfigError` when the address cannot be listened on, before a model is loaded in vain."""
-        _listen(*_address(config.options)).close()
+        """Raise `ConfigError` for an address or settings that cannot work, before a model is loaded in vain."""
+        Limits.from_options(config.options)
+        check_tls(config.options)
+        _patience(config.options)
+        close(listen(config.options), config.options)
 
     def run(self) -> int:
-        """Serve until told to stop. Raises `ConfigError` when the address cannot be listened on."""
-        host, port = _address(self._options)
-        listener = _listen(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{listener.getsockname()[1]}{self._options.get('root_path') or ''}"
-        server = _Server(self._uvicorn_config(), self.app, f"Serving {self._names} on {url}")
+        """Serve until told to stop; 1 if the engine died. Raises `ConfigError` for what cannot be listened on."""
+        listener = listen(self._options)
+        self.url = url_of(listener, self._options)
+        line = f"Serving {', '.join(self._engine.served_names)} on {self.url}"
+        server = self._server = _Server(self._uvicorn_config(), self._engine, self.app, self._options, line)
+        access = logging.getLogger("uvicorn.access")
+        access.addFilter(_worth_a_line)
         try:
             server.run(sockets=[listener])
         finally:
-            listener.close()
-        return 0 if server.started else 1
+            access.removeFilter(_worth_a_line)
+            close(listener, self._options)
+        return 0 if server.started and not server.engine_died else 1
+
+    def stop(self) -> None:
+        """End as a signal would end it; call it from another thread, the second time to cut what is open."""
+        if self._server is not None:
+            self._server.handle_exit(signal.SIGTERM, None)
 
     def _uvicorn_config(self) -> uvicorn.Config:
         options = self._options
         return uvicorn.Config(
             self.app,
+            http=protocol(self.app.limits),
             log_config=_log_config(options.get("log_config_file")),
             log_level=options.get("uvicorn_log_level") or "info",
             access_log=not options.get("disable_uvicorn_access_log"),
             server_header=False,
             lifespan="on",
             timeout_keep_alive=5,
-            h11_max_incomplete_event_size=64 * 1024,
+            h11_max_incomplete_event_size=self.app.limits.head_bytes + 1024 * 1024,  # we refuse before, and better
+            ssl_certfile=options.get("ssl_certfile"),
+            ssl_keyfile=options.get("ssl_keyfile"),
+            ssl_ca_certs=options.get("ssl_ca_certs"),
+            ssl_cert_reqs=options.get("ssl_cert_reqs") or 0,
         )
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server that says when it is ready and treats a signal as a wish, not as a death."""
 
-    def __init__(self, config: uvicorn.Config, app: EngineApp, ready_line: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: Any, app: EngineApp, options: Mapping[str, Any], ready_line: str
+    ) -> None:
         super().__init__(config)
+        self._engine = engine
         self._app = app
+        self._options = options
         self._ready_line = ready_line
+        self._patience_s = _patience(options)
+        self._certificates = tls_files(options) if options.get("enable_ssl_refresh") else {}
+        self.engine_died = False
+        """It did while the server was up, and nothing brings it back."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, then say so in one line."""
         await super().startup(sockets)
+        self._app.guard.is_crowded = lambda: len(self.server_state.connections) > self._app.limits.connections
+        self._watcher = asyncio.create_task(self._watch())
         if self.started:
             sys.stdout.write(self._ready_line + "\n")
             sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let open requests end while new ones get a 503, then close; the second signal ends them with an error."""
-        while self.server_state.tasks and not self.force_exit:
-            await asyncio.sleep(_POLL_S)
-        if self.force_exit:
+        """Let open requests end while new ones get a 503, then close; what takes too long ends with an error."""
+        loop = asyncio.get_running_loop()
+        until_s = float("inf") if self._patience_s is None else loop.time() + self._patience_s
+        while self.server_state.tasks and not self.force_exit and loop.time() < until_s:
+            await asyncio.sleep(POLL_S)
+        if self.server_state.tasks:
             for task in list(self.server_state.tasks):
                 task.cancel()
             self.config.timeout_graceful_shutdown = 1  # for clients that do not read what they are told
-            self.force_exit = False
-        await super().shutdown(sockets)
+        self.force_exit = False
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._watcher.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: cut."""
-        self._app.guard.draining = True
+        self._app.guard.activity.draining = True
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
+
+    async def _watch(self) -> None:
+        """Look after everything that is not worth a timer of its own."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            check_all(self.server_state.connections, loop.time())
+            if self._certificates:
+                self._refresh_certificates()
+            if not self.engine_died and self._engine.state() == "dead":
+                log.error("the engine has ended, so the server ends: %s", self._engine.health().get("reason"))
+                self.engine_died = self.should_exit = True
+
+    def _refresh_certificates(self) -> None:
+        changed = tls_files(self._options)
+        if changed == self._certificates or not isinstance(self.config.ssl, ssl.SSLContext):
+            return
+        self._certificates = changed
+        try:
+            load_certificate(self.config.ssl, self._options)
+        except ConfigError as error:
+            log.error("new certificates cannot be used, the old ones stay: %s", error)
+        else:
+            log.info("new certificates are in use")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -118,22 +184,20 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _address(options: Mapping[str, Any]) -> tuple[str, int]:
-    return options.get("host") or "127.0.0.1", options.get("port", 8000)
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Say whether a line of uvicorn's access log tells anything."""
+    if not isinstance(record.args, tuple) or len(record.args) < 5:
+        return True
+    path, status = str(record.args[2]).partition("?")[0], record.args[4]
+    return path not in QUIET_PATHS or not isinstance(status, int) or status >= 400
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"--port {port} does not exist; use 1 to 65535, or 0 for a free one.")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=False)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is in use by another program; stop it or choose another --port (0 takes a free one)."
-            ) from error
-        raise ConfigError(f"cannot listen on {host} port {port}: {error}; check --host and --port.") from error
+def _patience(options: Mapping[str, Any]) -> float | None:
+    """Return how long open requests may take after a signal; None: as long as they need."""
+    seconds: float | None = options.get("shutdown_timeout")
+    if seconds is not None and not seconds >= 0:
+        raise ConfigError(f"--shutdown-timeout {seconds:g} lies in the past; give 0 or more seconds.")
+    return seconds
 
 
 def _log_config(path: str | None) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.config import EngineConfig
-from core.contracts import RequestStats, StepStats
+from core.contracts import HttpStats, RequestStats, StepStats, TokenStats
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -16,18 +16,32 @@ def _sink(subject: Subject) -> Any:
 
 
 def check_takes_every_step(subject: Subject) -> None:
-    """`step` accepts idle and busy steps and finish reasons it has never heard of."""
+    """`step` accepts idle and busy steps."""
     sink = _sink(subject)
     sink.step(StepStats(0.0, 0, 0, 0.0))
-    sink.step(StepStats(0.5, 3, 2, 1.0, 100, 20, 60, 100, 1, {"stop": 2, "length": 1, "something new": 1}))
+    sink.step(StepStats(0.5, 3, 2, 1.0, computed_tokens=100, cached_tokens=60, queried_tokens=100, preemptions=1))
 
 
 def check_takes_every_request(subject: Subject) -> None:
-    """`request` accepts requests without a first token and with one token only."""
+    """`request` accepts requests that no step computed, without a first token and with one token only."""
     sink = _sink(subject)
-    sink.request(RequestStats("abort", 5, 0, 0.1, None))
-    sink.request(RequestStats("stop", 5, 1, 0.1, 0.1, 0.0))
-    sink.request(RequestStats("length", 5, 100, 2.0, 0.1, 0.05))
+    sink.request(RequestStats("abort", 5, 0, 0.1))
+    sink.request(RequestStats("abort", 5, 0, 0.1, None, 0.05))
+    sink.request(RequestStats("stop", 5, 1, 0.1, 0.1, 0.0, 1))
+    sink.request(RequestStats("length", 5, 100, 2.0, 0.1, 0.05, 60, 4, 2, 60, "an id"))
+
+
+def check_takes_what_it_asks_for(subject: Subject) -> None:
+    """The optional methods accept empty deliveries, unknown paths, and the configuration."""
+    sink = _sink(subject)
+    for name, values in (
+        ("ready", [EngineConfig()]),
+        ("tokens", [TokenStats(1), TokenStats(3, 10, 4, [0.1], [0.01, 0.02])]),
+        ("http", [HttpStats("/v1/models", "GET", 200, 0.1), HttpStats("", "BREW", 999, 0.0)]),
+    ):
+        for value in values:
+            if hasattr(sink, name):
+                getattr(sink, name)(value)
 
 
 def check_two_sinks_live_in_one_process(subject: Subject) -> None:
@@ -43,8 +57,10 @@ def check_exposes_the_same_series_whatever_comes(subject: Subject) -> None:
     if not hasattr(sink, "expose"):
         return
     sink.step(StepStats(0.1, 1, 0, 0.5))
-    before = sink.expose()[0].count(b"\n")
+    lines = []
     for i in range(20):
-        sink.step(StepStats(0.1, 1, 0, 0.5, finished={f"reason {i}": 1}))
-        sink.request(RequestStats(f"reason {i}", i, i, 0.1, 0.1))
-    assert sink.expose()[0].count(b"\n") == before, f"{subject.entry.name}: label values are not from a fixed set."
+        sink.request(RequestStats(f"reason {i}", i, i, 0.1, 0.1, request_id=f"request {i}"))
+        if hasattr(sink, "http"):
+            sink.http(HttpStats("", f"METHOD{i}", 600 + i, 0.1, f"request {i}"))
+        lines.append(sink.expose({"status": "ready"})[0].count(b"\n"))
+    assert lines == [lines[0]] * 20, f"{subject.entry.name}: label values are not from a fixed set."

@@ -1,0 +1,101 @@
+"""Every metric there is: name, type, labels, buckets, meaning. Names are an interface: dashboards depend on them.
+
+Those that vLLM has, too, are called and labelled as there. Knows no Prometheus library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Type = Literal["counter", "gauge", "histogram"]
+
+SHORT_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+BETWEEN_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+LONG_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STEP_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+TOKENS: Final = (*(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)), 1e6)
+STEP_TOKENS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
+SEQUENCES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+FINISH_REASONS: Final = ("stop", "length", "abort", "error")
+SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric. Every one has the labels `model_name` and `engine`, and those in `labels`."""
+
+    name: str
+    """Without prefix; in Prometheus' text a counter's ends with `_total`."""
+    type: Type
+    text: str
+    buckets: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+def _seconds(name: str, text: str, buckets: tuple[float, ...] = LONG_S) -> MetricSpec:
+    return MetricSpec(name, "histogram", text, buckets)
+
+
+ENGINE: Final = (
+    MetricSpec("num_requests_running", "gauge", "Sequences in the engine's batch."),
+    MetricSpec("num_requests_waiting", "gauge", "Sequences that wait for a place in it."),
+    MetricSpec("kv_cache_usage_perc", "gauge", "Used share of KV blocks; 1 is all of them."),
+    MetricSpec("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache."),
+    MetricSpec("prefix_cache_hits", "counter", "Tokens found in the prefix cache."),
+    MetricSpec("num_preemptions", "counter", "Times a running sequence gave up its place."),
+    MetricSpec("iteration_tokens_total", "histogram", "Positions computed in a step.", STEP_TOKENS),
+    _seconds("step_time_seconds", "Time of a step.", STEP_S),
+)
+"""What each step tells."""
+TOKEN: Final = (
+    MetricSpec("prompt_tokens", "counter", "Tokens of prompts whose first token came, cached ones included."),
+    MetricSpec("prompt_tokens_by_source", "counter", "The same, by where they came from.", labels=("source",)),
+    MetricSpec("prompt_tokens_cached", "counter", "The same, those that came from a cache."),
+    MetricSpec("generation_tokens", "counter", "Tokens given to requests."),
+    _seconds("time_to_first_token_seconds", "Arrival to first token.", SHORT_S),
+    _seconds("inter_token_latency_seconds", "Token to next token of a sequence.", BETWEEN_S),
+)
+"""What each delivery of tokens tells."""
+REQUEST: Final = (
+    MetricSpec("request_success", "counter", "Requests that have ended, by reason.", labels=("finished_reason",)),
+    MetricSpec("request_prompt_tokens", "histogram", "Prompt tokens of a request.", TOKENS),
+    MetricSpec("request_generation_tokens", "histogram", "Tokens a request got, over all its sequences.", TOKENS),
+    MetricSpec("request_max_num_generation_tokens", "histogram", "Tokens of a request's longest sequence.", TOKENS),
+    MetricSpec("request_prefill_kv_computed_tokens", "histogram", "Prompt tokens of a request not cached.", TOKENS),
+    MetricSpec("request_params_n", "histogram", "Sequences a request asked for.", SEQUENCES),
+    MetricSpec("request_params_max_tokens", "histogram", "`max_tokens` of a request that set it.", TOKENS),
+    _seconds("request_time_per_output_token_seconds", "Mean time per token of a request after its first.", BETWEEN_S),
+    _seconds("e2e_request_latency_seconds", "Arrival to last token."),
+    _seconds("request_queue_time_seconds", "Arrival to the first step."),
+    _seconds("request_inference_time_seconds", "First step to last token."),
+    _seconds("request_prefill_time_seconds", "First step to first token."),
+    _seconds("request_decode_time_seconds", "First token to last token."),
+)
+"""What each request tells when it has ended."""
+HTTP: Final = (
+    MetricSpec(
+        "http_requests", "counter", "HTTP requests answered.", labels=("path", "method", "status")
+    ),
+    _seconds("http_request_duration_seconds", "HTTP request to the end of its answer.", SHORT_S),
+)  # fmt: skip
+"""What each HTTP request tells."""
+STATE: Final = (
+    MetricSpec("cache_config_info", "gauge", "Always 1; the labels are the settings of the KV cache."),
+    MetricSpec("ready", "gauge", "1 while requests are computed, else 0."),
+    MetricSpec("requests_open", "gauge", "Requests accepted and not ended."),
+    MetricSpec("restarts", "counter", "Times the engine's process was started again."),
+    MetricSpec("sink_faults", "counter", "Exceptions of metric sinks.", labels=("sink",)),
+)
+"""What is asked when somebody looks."""
+METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *HTTP, *STATE)

@@ -1,0 +1,128 @@
+"""A connection as uvicorn serves it, watched: heads that grow, requests that do not arrive, answers nobody reads.
+
+One look per second over all connections; a chunk of a stream costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from builtin_plugins.servers.http.errors import ErrorAnswer
+from builtin_plugins.servers.http.limits import Limits
+
+log = logging.getLogger(__name__)
+
+SPARE_CONNECTIONS: Final = 64
+"""Beyond the limit, so that probes are still answered; further ones are closed as they come."""
+SEND_BUFFER_BYTES: Final = 128 * 1024
+"""What the system holds for a client that does not read, instead of megabytes."""
+
+
+class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    """uvicorn's protocol, whichever parser is installed."""
+
+    limits: ClassVar[Limits]
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a client in, or tell it that there is no place."""
+        super().connection_made(transport)
+        self._since_s = self._moved_s = self.loop.time()
+        self._head_bytes = self._unsent_bytes = 0
+        self._was_between = True
+        self._is_whole = self._is_refused = False
+        if len(self.connections) > self.limits.connections + SPARE_CONNECTIONS:
+            self._end(self.limits.crowded())
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in; a head that is too long before it has ended is refused."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        cycle, between = self.cycle, self._is_between
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self._since_s, self._head_bytes, self._was_between = self.loop.time(), 0, False
+        elif between and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.head_bytes:
+                self._end(self.limits.head_too_large())
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser httptools: a body may follow."""
+        self._is_whole = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Called by the parser httptools: nothing of this request follows."""
+        self._is_whole = True
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Called when much waits to be read: begin to look whether it is."""
+        super().pause_writing()
+        self._moved_s, self._unsent_bytes = self.loop.time(), 0
+
+    def check(self, now_s: float) -> None:
+        """Cut the connection if its client has kept it waiting for too long."""
+        between = self._is_between
+        if between and not self._was_between:
+            self._since_s = now_s
+        self._was_between = between
+        waited_s, most_s = now_s - self._since_s, self.limits.read_timeout_s
+        if self._is_stuck(now_s):
+            log.info("a client has not read its answer for %g s and is cut", self.limits.stall_timeout_s)
+            self.transport.abort()
+        elif self.transport.is_closing():
+            pass
+        elif self._is_refused:
+            self.transport.close()
+        elif between:
+            if waited_s > most_s:
+                self._end(self.limits.too_slow())
+        elif self._is_arriving and waited_s > most_s + 1:  # the route had its chance to say so
+            self.transport.abort()
+
+    @property
+    def _is_arriving(self) -> bool:
+        return bool(self.cycle.more_body) and not self._is_whole
+
+    @property
+    def _is_between(self) -> bool:
+        """No request is under way: the next one's head is awaited."""
+        cycle = self.cycle
+        return cycle is None or bool(cycle.response_complete and not self._is_arriving)
+
+    def _is_stuck(self, now_s: float) -> bool:
+        """Say whether an answer waits, nothing is added to it, and none of it has been read for too long."""
+        unsent = int(self.transport.get_write_buffer_size())
+        done = self.transport.is_closing() or self.cycle is None or self.cycle.response_complete
+        if not unsent or unsent < self._unsent_bytes or not (done or self.flow.write_paused):
+            self._moved_s = now_s
+        self._unsent_bytes = unsent
+        return bool(now_s - self._moved_s > self.limits.stall_timeout_s)
+
+    def _end(self, answer: ErrorAnswer) -> None:
+        """Answer without a request that could be understood, and close: not at once, or the answer might be lost."""
+        body = answer.body()
+        fields = {"Connection": "close", "Content-Type": "application/json", "Content-Length": len(body)}
+        head = "".join(f"{name.lower()}: {value}\r\n" for name, value in {**fields, **answer.headers}.items())
+        self.transport.write(f"HTTP/1.1 {answer.status} Refused\r\n{head}\r\n".encode() + body)
+        self._is_refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+
+def protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """Return the class of connections with these limits."""
+    return type("Connection", (WatchedConnection,), {"limits": limits})
+
+
+def check_all(connections: Iterable[Any], now_s: float) -> None:
+    """Look at every connection; those that have become websockets are their own business."""
+    for connection in list(connections):
+        if isinstance(connection, WatchedConnection):
+            connection.check(now_s)

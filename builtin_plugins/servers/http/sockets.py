@@ -1,0 +1,112 @@
+"""Where the server listens: a port or a Unix socket, with or without TLS. Faults are found before a model is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Mapping
+from typing import Any, Final
+
+from builtin_plugins.servers.http.connections import SEND_BUFFER_BYTES
+from core.api import ConfigError
+
+BACKLOG: Final = 2048
+
+
+def listen(options: Mapping[str, Any]) -> socket.socket:
+    """Return a socket that listens. Raises `ConfigError` when it cannot."""
+    path = options.get("uds")
+    listener = _listen_at(path) if path else _listen_on(options.get("host") or "127.0.0.1", options.get("port", 8000))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # each connection inherits it
+    return listener
+
+
+def close(listener: socket.socket, options: Mapping[str, Any]) -> None:
+    """Stop listening; a Unix socket's file goes, too."""
+    listener.close()
+    if options.get("uds"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(options["uds"])
+
+
+def url_of(listener: socket.socket, options: Mapping[str, Any]) -> str:
+    """Return where clients find the server."""
+    if options.get("uds"):
+        return f"unix:{options['uds']}"
+    host = options.get("host") or "127.0.0.1"
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "https" if options.get("ssl_certfile") else "http"
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}{options.get('root_path') or ''}"
+
+
+def check_tls(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options of TLS that do not fit together, and files that cannot be used."""
+    certificate, key, authorities = (options.get(f"ssl_{name}") for name in ("certfile", "keyfile", "ca_certs"))
+    demand = options.get("ssl_cert_reqs", 0)
+    if not certificate:
+        if key or authorities or demand:
+            raise ConfigError("TLS needs a certificate: give --ssl-certfile, or leave the other --ssl options out.")
+        return
+    if demand not in (0, 1, 2):
+        raise ConfigError(f"--ssl-cert-reqs {demand} does not exist; 0: none, 1: optional, 2: required.")
+    if demand and not authorities:
+        raise ConfigError(f"--ssl-cert-reqs {demand} asks clients for a certificate; say who signs it: --ssl-ca-certs.")
+    load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options)
+
+
+def load_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
+    """Read certificate, key and authorities; may be called again when they have changed."""
+    certificate, key = options["ssl_certfile"], options.get("ssl_keyfile") or None
+    try:
+        context.load_cert_chain(certificate, key)
+        if options.get("ssl_ca_certs"):
+            context.load_verify_locations(options["ssl_ca_certs"])
+    except OSError as error:  # what is missing, and what is no certificate
+        raise ConfigError(
+            f"TLS cannot start with --ssl-certfile {certificate}, --ssl-keyfile {key}, "
+            f"--ssl-ca-certs {options.get('ssl_ca_certs')}: {error}."
+        ) from error
+
+
+def tls_files(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return when each file was last changed."""
+    paths = [options.get(f"ssl_{name}") for name in ("certfile", "keyfile", "ca_certs")]
+    return {path: os.stat(path).st_mtime for path in paths if path and os.path.exists(path)}
+
+
+def _listen_on(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port} does not exist; use 1 to 65535, or 0 for a free one.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=False)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use by another program; stop it or choose another --port (0 takes a free one)."
+            ) from error
+        raise ConfigError(f"cannot listen on {host} port {port}: {error}; check --host and --port.") from error
+
+
+def _listen_at(path: str) -> socket.socket:
+    """Listen on a Unix socket; the file of a server that has died is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
+            os.unlink(path)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        hint = "another server listens there" if error.errno == errno.EADDRINUSE else str(error)
+        raise ConfigError(f"cannot listen on --uds {path}: {hint}; choose another path.") from error
+    return listener
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0

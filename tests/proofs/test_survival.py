@@ -1,0 +1,197 @@
+"""The service as its clients see it, over HTTP, while somebody kills and freezes what it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from core.testing.checkpoints import make_checkpoint
+
+COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
+RANKS = ["--tensor-parallel-size", "2"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama")))
+
+
+class Service:
+    """A server process, its address, and the processes below it."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def below(self) -> list[int]:
+        """The processes the server has started, and those they have started, in order of age."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(stat.parent.name)] = int(fields[1])
+        found = [self.process.pid]
+        for pid in found:
+            found += sorted(child for child, parent in parents.items() if parent == pid)
+        return found[1:]
+
+    def metric(self, name: str) -> float:
+        """One number of `/metrics`."""
+        text = httpx.get(f"{self.url}/metrics").text
+        match = re.search(rf"^{name}{{[^}}]*}} ([0-9.e+-]+)$", text, re.MULTILINE)
+        assert match is not None, f"{name} is not in\n{text}"
+        return float(match[1])
+
+
+@contextmanager
+def serving(model: str, *flags: str) -> Iterator[Service]:
+    """Serve on a free port; at the end nothing of it may be left."""
+    settings = ["--port", "0", "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "32M"]
+    command = [sys.executable, "-P", "-c", COMMAND, "serve", model, "--served-model-name", "tiny", *settings, *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("Serving tiny on "), line
+        service = Service(process, line.split()[-1])
+        yield service
+        left = service.below()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert left
+        assert not any(Path(f"/proc/{pid}").exists() for pid in left)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def body(i: int) -> dict[str, Any]:
+    draw = random.Random(i)
+    sampling = {"temperature": 0} if i % 2 else {"temperature": 0.8, "seed": i}
+    prompt = [draw.randrange(5, 90) for _ in range(draw.randrange(1, 60))]
+    return {"model": "tiny", "prompt": prompt, "max_tokens": 100 + i, "ignore_eos": True, "stream": True} | sampling
+
+
+async def stream(client: httpx.AsyncClient, i: int) -> tuple[str, str | None]:
+    """One streamed answer: its text and how it ended."""
+    text, reason = "", None
+    async with client.stream("POST", "/v1/completions", json=body(i)) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                choice = event["choices"][0]
+                text += choice["text"]
+                reason = choice["finish_reason"] or reason
+    return text, reason
+
+
+async def until(condition: Callable[[], bool], most_s: float = 60.0) -> float:
+    """Wait for something; return how long it took."""
+    started = time.monotonic()
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() - started < most_s, "it did not come about in time"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+def ready(service: Service) -> bool:
+    return httpx.get(f"{service.url}/readyz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "kills", "rounds"),
+    [
+        ([], 2, 2),
+        (RANKS, 2, 3),
+        pytest.param([], 50, 30, marks=pytest.mark.slow),
+        pytest.param(RANKS, 25, 30, marks=pytest.mark.slow),
+    ],
+)
+def test_streams_do_not_notice_that_processes_are_killed(llama: str, flags: list[str], kills: int, rounds: int) -> None:
+    draw = random.Random(kills)
+
+    async def kill(service: Service) -> None:
+        for number in range(kills):
+            await asyncio.sleep(draw.random())
+            victim = draw.choice(service.below())
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda number=number: service.metric("engine_restarts_total") > number)
+            await until(lambda: ready(service))
+
+    async def main(service: Service) -> None:
+        async with httpx.AsyncClient(base_url=service.url, timeout=120, limits=httpx.Limits()) as client:
+            expected = [await stream(client, i) for i in range(16)]
+
+            async def repeat(i: int) -> None:
+                for _ in range(rounds):
+                    assert await stream(client, i) == expected[i]
+
+            await asyncio.gather(kill(service), *map(repeat, range(16)))
+        await until(lambda: service.metric("engine_num_requests_running") == 0)
+
+    with serving(llama, *flags) as service:
+        asyncio.run(main(service))
+
+
+def test_a_frozen_rank_is_seen_and_replaced(llama: str) -> None:
+    async def main(service: Service) -> None:
+        async with httpx.AsyncClient(base_url=service.url, timeout=120) as client:
+            expected = await stream(client, 1)
+            os.kill(service.below()[-1], signal.SIGSTOP)
+            assert await until(lambda: not ready(service)) < 5
+            task = asyncio.ensure_future(stream(client, 1))
+            await until(lambda: ready(service))
+            assert await task == expected
+
+    with serving(llama, *RANKS, "--heartbeat-timeout", "6") as service:
+        asyncio.run(main(service))
+
+
+@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.slow)])
+def test_clients_that_leave_cost_nothing(llama: str, count: int) -> None:
+    draw = random.Random(count)
+
+    async def leave(client: httpx.AsyncClient, i: int) -> None:
+        request = body(i) | {"stream": i % 3 > 0, "n": 1 + i % 2, "max_tokens": 300}
+        try:
+            async with asyncio.timeout(draw.random() * 0.5):
+                async with client.stream("POST", "/v1/completions", json=request) as answer:
+                    async for _ in answer.aiter_bytes():
+                        pass
+        except TimeoutError:
+            pass
+
+    async def main(service: Service) -> None:
+        limits = httpx.Limits(max_connections=100, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=service.url, timeout=120, limits=limits) as client:
+            expected = await stream(client, 1)
+            for at in range(0, count, 40):
+                *_, seen = await asyncio.gather(*(leave(client, at + i) for i in range(40)), stream(client, 1))
+                assert seen == expected
+        await until(lambda: service.metric("engine_num_requests_running") == 0)
+        health = httpx.get(f"{service.url}/health").json()
+        assert (health["open_requests"], health["waiting"], service.metric("engine_kv_cache_usage_perc")) == (0, 0, 0)
+
+    with serving(llama) as service:
+        asyncio.run(main(service))

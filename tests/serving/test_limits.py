@@ -1,0 +1,307 @@
+"""Over a socket: what a client may not do to others, and how the server ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+
+import httpx
+import pytest
+
+from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.routes.probes.routes import ProbeRoutes
+from builtin_plugins.servers.http import connections
+from builtin_plugins.servers.http.server import HttpServer
+from core.api import ConfigError
+from core.config import EngineConfig
+from core.testing.echo_engine import EchoEngine
+
+PATIENCE_S = 20
+
+
+class Served:
+    """A server in a thread of this process, over an engine without a model."""
+
+    def __init__(self, **options):
+        self.config = EngineConfig(options={"port": 0, "disable_uvicorn_access_log": True, **options})
+        self.engine = EchoEngine(self.config, max_model_len=50_000)
+        groups = [make(self.engine, self.config) for make in (OpenAIRoutes, ProbeRoutes)]
+        self.server = HttpServer(self.engine, self.config, groups)
+        self.status = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        self.status = self.server.run()
+
+    def __enter__(self):
+        self._thread.start()
+        until(lambda: self.server._server is not None and self.server._server.started)
+        return self
+
+    def __exit__(self, *error):
+        self.engine.gate.set()
+        self.server.stop()
+        self.server.stop()
+        self.join()
+
+    def join(self):
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        return self.status
+
+    @property
+    def port(self):
+        return int(self.server.url.rpartition(":")[2])
+
+    def connect(self):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+        return contextlib.closing(connection)
+
+    def get(self, path, **more):
+        return httpx.get(f"{self.server.url}{path}", **more)
+
+    def complete(self, prompt="hello", **fields):
+        return httpx.post(f"{self.server.url}/v1/completions", json={"prompt": prompt, **fields}, timeout=PATIENCE_S)
+
+
+def until(true):
+    """Wait for something that happens soon."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def post(body, length=None):
+    """The bytes of a request."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length or len(body)}"
+    return f"{head}\r\n\r\n".encode() + body
+
+
+def read_answer(connection):
+    """Status, headers and body of an answer that ends with the connection."""
+    data = b""
+    while chunk := connection.recv(65536):
+        data += chunk
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(first.split()[1]), headers, json.loads(body)["error"]
+
+
+def test_a_reader_that_has_stalled_is_cut_and_its_request_aborted():
+    with Served(stream_stall_timeout=0.5) as served, served.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(post(json.dumps({"prompt": "x" * 40_000, "max_tokens": 40_000, "stream": True}).encode()))
+        until(lambda: served.engine.sampling)
+        until(lambda: served.engine.aborted)
+        assert served.complete().json()["choices"][0]["text"] == "hello"
+
+
+def test_what_a_stalled_reader_holds_is_bounded():
+    with Served(stream_stall_timeout=30) as served, contextlib.ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(served.connect())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(
+                post(json.dumps({"prompt": "x" * 40_000, "max_tokens": 40_000, "stream": True}).encode())
+            )
+        state = served.server._server.server_state
+        until(lambda: sum(c.flow is not None and c.flow.write_paused for c in list(state.connections)) == 8)
+        held = [connection.transport.get_write_buffer_size() for connection in state.connections]
+        assert max(held) < 128 * 1024
+        assert not served.engine.aborted
+
+
+def test_a_slow_reader_that_goes_on_reading_gets_everything():
+    with Served(stream_stall_timeout=1.5) as served, served.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        connection.sendall(post(json.dumps({"prompt": "x" * 2500, "max_tokens": 2500, "stream": True}).encode()))
+        data = b""
+        while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            chunk = connection.recv(8192)
+            assert chunk, data[-300:]
+            data += chunk
+            time.sleep(0.01)
+        assert data.count(b"data: ") == 2501
+        assert not served.engine.aborted
+
+
+def test_a_body_that_does_not_come_is_refused():
+    with Served(request_read_timeout=0.5) as served, served.connect() as connection:
+        connection.sendall(post(b'{"prompt"', length=100))
+        status, headers, error = read_answer(connection)
+        assert (status, headers["connection"], error["code"]) == (408, "close", "request_timeout")
+        assert "--request-read-timeout" in error["message"]
+
+
+def test_a_body_that_drips_is_refused():
+    with Served(request_read_timeout=0.5) as served, served.connect() as connection:
+        connection.sendall(post(b"", length=100))
+        with contextlib.suppress(ConnectionError):  # it was cut meanwhile
+            for _ in range(10):
+                connection.sendall(b" ")
+                time.sleep(0.1)
+        with contextlib.suppress(ConnectionError):
+            assert read_answer(connection)[0] == 408
+
+
+def test_a_head_that_does_not_end_is_refused():
+    with Served(request_read_timeout=0.5) as served, served.connect() as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost")
+        assert read_answer(connection)[0] == 408
+
+
+def test_an_idle_connection_is_closed():
+    with Served(request_read_timeout=0.5) as served, served.connect() as connection:
+        until(lambda: connection.recv(65536) == b"" or True)
+
+
+def test_an_answer_may_take_longer_than_a_request_may():
+    with Served(request_read_timeout=0.3) as served:
+        served.engine.gate.clear()
+        threading.Timer(
+            2.5, lambda: served.server._server.servers[0].get_loop().call_soon_threadsafe(served.engine.gate.set)
+        ).start()
+        assert served.complete().json()["choices"][0]["text"] == "hello"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 30_000 + b"\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + b"x-many: 1\r\n" * 300 + b"\r\n",
+        b"GET /" + b"a" * 30_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-endless: " + b"a" * 300_000,
+    ],
+    ids=["one long header", "many headers", "a long path", "no end"],
+)
+def test_a_head_that_is_too_large_is_refused(head):
+    with Served(h11_max_incomplete_event_size=20_000) as served, served.connect() as connection:
+        connection.sendall(head)
+        status, _, error = read_answer(connection)
+        assert (status, error["code"]) == (431, "head_too_large")
+
+
+def test_clients_beyond_the_limit_are_told_so_and_probes_are_not():
+    with Served(max_connections=2) as served, served.connect() as first, served.connect():
+        until(lambda: len(served.server._server.server_state.connections) == 2)
+        refused = served.complete()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "--max-connections" in refused.json()["error"]["message"]
+        assert served.get("/readyz").status_code == 200
+        first.close()
+        until(lambda: len(served.server._server.server_state.connections) < 2)
+        assert served.complete().status_code == 200
+
+
+def test_far_beyond_the_limit_nobody_is_heard(monkeypatch):
+    monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 0)
+    with Served(max_connections=1) as served, served.connect():
+        until(lambda: len(served.server._server.server_state.connections) == 1)
+        with served.connect() as connection:
+            status, headers, _ = read_answer(connection)
+            assert (status, headers["retry-after"]) == (503, "1")
+
+
+def test_the_server_ends_with_the_engine():
+    with Served() as served:
+        served.engine.status = "dead"
+        assert served.join() == 1
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 0.3])
+def test_what_takes_longer_than_the_patience_after_a_signal_ends_with_an_error(patience_s):
+    with Served(shutdown_timeout=patience_s) as served:
+        body = {"prompt": "x" * 10_000, "max_tokens": 10_000, "stream": True}
+        with httpx.stream("POST", f"{served.server.url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            served.engine.gate.clear()
+            served.server.stop()
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "draining"
+        assert rest[-1] == "data: [DONE]"
+        assert served.join() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_connections": 0}, "--max-connections"),
+        ({"stream_stall_timeout": 0.0}, "--stream-stall-timeout"),
+        ({"request_read_timeout": -1.0}, "--request-read-timeout"),
+        ({"h11_max_header_count": 1}, "--h11-max-header-count"),
+        ({"shutdown_timeout": -1.0}, "--shutdown-timeout"),
+        ({"max_request_bytes": 0}, "--max-request-bytes"),
+        ({"ssl_keyfile": "key.pem"}, "--ssl-certfile"),
+        ({"ssl_certfile": "nowhere.pem"}, "nowhere.pem"),
+        ({"ssl_certfile": "x.pem", "ssl_cert_reqs": 2}, "--ssl-ca-certs"),
+        ({"ssl_certfile": "x.pem", "ssl_cert_reqs": 3}, "--ssl-cert-reqs"),
+        ({"uds": "/nowhere/at/all.sock"}, "--uds"),
+    ],
+)
+def test_a_limit_that_nothing_could_pass_stops_start_up(options, said):
+    with pytest.raises(ConfigError, match=said):
+        HttpServer.check(EngineConfig(options={"port": 0, **options}))
+
+
+def test_a_unix_socket_serves_and_is_removed(tmp_path):
+    path = tmp_path / "engine.sock"
+    with Served(uds=str(path)) as served:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://engine") as client:
+            assert client.get("/v1/models").status_code == 200
+        with pytest.raises(ConfigError, match="another server listens there"):
+            HttpServer.check(served.config)
+    assert not path.exists()
+
+
+def test_the_socket_file_of_a_dead_server_is_replaced(tmp_path):
+    path = tmp_path / "engine.sock"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    HttpServer.check(EngineConfig(options={"uds": str(path)}))
+
+
+def make_certificate(folder, name):
+    """A self-signed certificate for localhost with its key, in one file each."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
+
+
+def test_https_with_a_certificate_that_changes(tmp_path, caplog):
+    files = make_certificate(tmp_path, "first")
+    with caplog.at_level(logging.INFO), Served(**files, enable_ssl_refresh=True) as served:
+        assert served.server.url.startswith("https://")
+        trust = ssl.create_default_context(cafile=files["ssl_certfile"])
+        assert served.get("/v1/models", verify=trust).status_code == 200
+        make_certificate(tmp_path, "second")
+        until(lambda: "new certificates are in use" in caplog.text)
+        with pytest.raises(httpx.ConnectError):
+            served.get("/v1/models", verify=trust)
+        trust = ssl.create_default_context(cafile=files["ssl_certfile"])
+        assert served.get("/v1/models", verify=trust).status_code == 200
+
+
+def test_probes_leave_no_line_in_the_access_log(caplog):
+    with caplog.at_level(logging.INFO), Served(disable_uvicorn_access_log=False) as served:
+        for path in ("/livez", "/readyz", "/health", "/v1/models", "/nowhere"):
+            served.get(path)
+        served.engine.status = "stalled"
+        served.get("/readyz?why")
+        lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    paths = [line.split('"')[1].split()[1] for line in lines]
+    assert paths == ["/v1/models", "/nowhere", "/readyz?why"]
