@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.config.logs import OURS
+from core.logs import OURS
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,8 @@ from core.config.build import Given, Layer, assemble, given, layer_from_environm
 from core.config.env import CONFIG_FILE, read_environment
 from core.config.fields import FieldTable
 from core.config.files import ConfigFile, read_config_file
-from core.config.logs import setup_logging
 from core.errors import ConfigError, EngineError, PluginError, did_you_mean
+from core.logs import setup_logging
 from core.plugin import PluginPlan, load_plan, make_plan
 
 if TYPE_CHECKING:

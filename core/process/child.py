@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from core.config.logs import setup_logging
 from core.errors import EngineError
+from core.logs import setup_logging
 from core.plugin import load_plan
 from core.process.channel import Channel, folder_of
 from core.process.messages import Failed, Stage, Start

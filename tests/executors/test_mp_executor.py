@@ -21,8 +21,8 @@ from builtin_plugins.executors.mp import executor as mp
 from builtin_plugins.scheduling_policies.fcfs import FirstCome
 from core import LLM, SamplingParams
 from core.errors import EngineDead, EngineError, ModelError, PluginError, ProcessKilled
-from core.scheduler import replay
 from core.testing.checkpoints import make_checkpoint
+from core.testing.replay import replay
 
 FAULTY = str(Path(__file__).parent / "faulty.py")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -9,7 +9,7 @@ import pytest
 
 from builtin_plugins.scheduling_policies.fcfs import FirstCome
 from core import LLM, SamplingParams
-from core.scheduler import replay
+from core.testing.replay import replay
 
 
 @pytest.mark.parametrize("ahead", [False, True])

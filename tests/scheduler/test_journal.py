@@ -8,8 +8,9 @@ from fake_worker import VOCAB, Engine
 
 from builtin_plugins.scheduling_policies.priority import Priority
 from core.errors import EngineError
-from core.scheduler import Journal, replay
-from core.scheduler import journal as journal_module
+from core.scheduler import Journal
+from core.testing import replay as replay_module
+from core.testing.replay import replay
 
 
 def record(path, *, policy=None, **options):
@@ -59,7 +60,7 @@ def test_a_cut_file_is_replayed_as_far_as_it_goes(tmp_path):
 def test_the_first_difference_is_reported(tmp_path):
     record(tmp_path / "journal")
     with open(tmp_path / "journal", "rb") as file:
-        frames, _ = journal_module._frames(file)
+        frames, _ = replay_module._frames(file)
     changed = None
     with open(tmp_path / "changed", "wb") as file:
         for frame in frames:

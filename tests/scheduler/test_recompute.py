@@ -5,7 +5,8 @@ from fake_connector import Connector, wake
 from fake_worker import POISON, VOCAB, Engine, in_order
 
 from core.contracts.scheduling import MayStart
-from core.scheduler import Journal, replay
+from core.scheduler import Journal
+from core.testing.replay import replay
 
 
 def prompt(length, first=1):

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from builtin_plugins.scheduling_policies.priority import Priority
-from core.scheduler import Journal, replay
+from core.scheduler import Journal
+from core.testing.replay import replay
 
 BASES = [[1 + (base * 31 + i * (5 + base)) % (VOCAB - 1) for i in range(48)] for base in range(3)]
 """Prompts share beginnings of these."""

@@ -1,0 +1,65 @@
+"""Log lines for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from datetime import UTC, datetime
+
+import pytest
+
+from core.logs import setup_logging
+
+log = logging.getLogger("core.somewhere")
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_left_alone():
+    yield
+    logging.captureWarnings(False)
+
+
+def test_a_json_line_is_one_object_with_everything(capsys):
+    setup_logging("info", log_format="json", process="engine")
+    try:
+        raise ValueError("über\nzwei Zeilen \udc80")
+    except ValueError:
+        log.exception("it %s", "broke\nhere")
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert list(said) == ["time", "level", "logger", "process", "message", "exception"]
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(said["time"])).total_seconds()) < 60
+    assert said["time"].endswith("+00:00")
+    assert (said["level"], said["logger"], said["process"]) == ("ERROR", "core.somewhere", "engine")
+    assert said["message"] == "it broke\nhere"
+    assert "ValueError: über" in said["exception"]
+
+
+def test_other_libraries_and_warnings_are_json_too(capsys):
+    setup_logging("info", log_format="json")
+    logging.getLogger("uvicorn.error").error("theirs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.warn("a warning", stacklevel=1)
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["message"], first["process"]) == ("theirs", "main")
+    assert "a warning" in second["message"]
+
+
+def test_text_lines_of_a_child_carry_its_name(capsys):
+    setup_logging("info", process="worker 1")
+    log.info("ready")
+    setup_logging("info")
+    log.info("mine")
+    child, own = capsys.readouterr().err.splitlines()
+    assert child.startswith("INFO ")
+    assert child.endswith(" [worker 1] core.somewhere: ready")
+    assert "[" not in own
+
+
+def test_the_form_may_change_when_the_flags_are_known(capsys):
+    setup_logging("info")
+    setup_logging("info", log_format="json")
+    log.info("once")
+    assert json.loads(capsys.readouterr().err)["message"] == "once"
