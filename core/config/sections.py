@@ -221,6 +221,12 @@ class ObservabilityConfig:
     disable_log_stats: bool = False
     """No metrics."""
 
+    def __post_init__(self) -> None:
+        if self.enable_log_requests and self.disable_log_stats:
+            raise ConfigError(
+                "--enable-log-requests needs the numbers that --disable-log-stats switches off; leave one out."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class PluginsConfig:
