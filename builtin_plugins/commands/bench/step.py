@@ -171,7 +171,8 @@ def _engine(context: Any, load: Load) -> Iterator[LLM]:
 
 def _config(config: EngineConfig, load: Load) -> EngineConfig:
     """Return the configuration with what the benchmark decides: executor, room for all, no text."""
-    blocks = load.rows * -(-load.context // config.cache.block_size) + SPARE_BLOCKS
+    # Twice what runs: other halves of caches hold prefixes that may come back.
+    blocks = 2 * load.rows * -(-load.context // config.cache.block_size) + SPARE_BLOCKS
     return replace(
         config,
         model=replace(config.model, model="scripted:", max_model_len=load.context, skip_tokenizer_init=True),
