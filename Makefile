@@ -89,6 +89,7 @@ docs: setup ## generated pages written anew, documentation built into site/
 dist: setup ## wheel and source distribution in dist/
 	rm -rf dist build/lib* build/bdist.*
 	$(PY) -m build --no-isolation
+	rm -rf core.egg-info
 
 .PHONY: format
 format: setup ## sources formatted, simple lint repaired
