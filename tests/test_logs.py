@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from core.logs import setup_logging
+from core.logs import JsonFormatter, setup_logging
 
 log = logging.getLogger("core.somewhere")
 
@@ -23,7 +23,7 @@ def warnings_are_left_alone():
 def test_a_json_line_is_one_object_with_everything(capsys):
     setup_logging("info", log_format="json", process="engine")
     try:
-        raise ValueError("über\nzwei Zeilen \udc80")
+        raise ValueError("über\nzwei Zeilen")
     except ValueError:
         log.exception("it %s", "broke\nhere")
     (line,) = capsys.readouterr().err.splitlines()
@@ -34,6 +34,12 @@ def test_a_json_line_is_one_object_with_everything(capsys):
     assert (said["level"], said["logger"], said["process"]) == ("ERROR", "core.somewhere", "engine")
     assert said["message"] == "it broke\nhere"
     assert "ValueError: über" in said["exception"]
+
+
+def test_text_that_no_encoding_knows_is_a_line_all_the_same():
+    record = logging.LogRecord("core", logging.ERROR, "file", 1, "lone \udc80", None, None)
+    line = JsonFormatter("engine").format(record)
+    assert json.loads(line.encode())["message"] == "lone \udc80"
 
 
 def test_other_libraries_and_warnings_are_json_too(capsys):
