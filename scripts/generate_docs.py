@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: hooks, configuration, sampling parameters. `--check` only compares."""
+"""Writes the pages made from the code: hooks, configuration, sampling parameters, flags. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 
 import msgspec
+from vllm_page import vllm_page
 
 from core.cli.reference.configuration import reference_page
 from core.cli.reference.hooks import hooks_page
@@ -30,10 +31,10 @@ length) are checked when the request arrives.
 """
 
 
-def configuration_page() -> str:
-    """Return the page of all options: the engine's own, then those of the builtins, whatever else is installed."""
+def option_table() -> FieldTable:
+    """Return all options: the engine's own, then those of the builtins, whatever else is installed."""
     strangers = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
-    return reference_page(FieldTable(load_plan(make_plan(strangers)).options()))
+    return FieldTable(load_plan(make_plan(strangers)).options())
 
 
 def sampling_page() -> str:
@@ -83,7 +84,13 @@ def number_text(value: float) -> str:
 
 
 def main() -> int:
-    pages = {"hooks.md": hooks_page(), "configuration.md": configuration_page(), "sampling.md": sampling_page()}
+    table = option_table()
+    pages = {
+        "hooks.md": hooks_page(),
+        "configuration.md": reference_page(table),
+        "sampling.md": sampling_page(),
+        "vllm_flags.md": vllm_page(table),
+    }
     stale = [
         name
         for name, text in pages.items()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages import DOCS, ROOT, Session, blocks, commands, matches
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from core.testing.checkpoints import make_checkpoint
+
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```console" in page.read_text()]
+MODEL = "Qwen/Qwen3-0.6B"
+"""What pages with sessions serve; a tiny one stands in for it."""
+SESSIONS = [page for page in sorted(DOCS.rglob("*.md")) if "```shell-session" in page.read_text()]
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +41,6 @@ def environment(tmp_path_factory) -> dict[str, str]:
     return {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-def blocks(page: Path) -> Iterator[tuple[str, str | None, str]]:
-    """Yield (language, title, text) of each fenced block."""
-    for match in BLOCK.finditer(page.read_text()):
-        yield match[1], match[2], match[3]
-
-
-def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each command of a console block with the lines it is said to print."""
-    command, expected = "", []
-    for line in text.splitlines():
-        if line.startswith("$ "):
-            if command:
-                yield command, expected
-            command, expected = line[2:], []
-        elif line != "...":
-            expected.append(line)
-    yield command, expected
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_print_what_the_page_says(page, environment, tmp_path):
     for language, title, text in blocks(page):
@@ -70,7 +54,34 @@ def test_commands_print_what_the_page_says(page, environment, tmp_path):
             )
             assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
             for line in expected:
-                assert line in done.stdout.splitlines(), f"$ {command}\nsays\n{done.stdout}not\n{line}"
+                assert line == "..." or line in done.stdout.splitlines(), f"$ {command}\nsays\n{done.stdout}not\n{line}"
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
+def test_sessions_go_as_the_page_says(page, environment, tmp_path):
+    """A page's `shell-session` blocks are one session; numbers, folders and a line `...` stand for any."""
+    here = {"8000": free_port(), MODEL: str(make_checkpoint("Qwen3ForCausalLM", tmp_path / "model"))}
+    shell = Session(tmp_path, environment)
+    try:
+        for language, title, text in blocks(page):
+            if title:
+                (tmp_path / title).write_text(text)
+            for command, expected in commands(replaced(text, here)) if language == "shell-session" else ():
+                seen = shell.run(command)
+                assert matches(expected, seen), "\n".join([f"$ {command}", *expected, "", "but it printed", *seen])
+    finally:
+        shell.close()
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def replaced(text: str, here: dict[str, str]) -> str:
+    for name, meant in here.items():
+        text = text.replace(name, meant)
+    return text
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)

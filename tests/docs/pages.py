@@ -1,0 +1,109 @@
+"""Reading the pages of the documentation, and holding a terminal session against what really happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+DOCS: Final = ROOT / "docs"
+BLOCK: Final = re.compile(r"^```([\w-]+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DONE: Final = "-- done --"
+PATIENCE_S: Final = 120.0
+"""For one command of a session."""
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str | None, str]]:
+    """Yield (language, title, text) of each fenced block."""
+    for match in BLOCK.finditer(page.read_text()):
+        yield match[1], match[2], match[3]
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of a block (`$ `, and `> ` for its further lines) with the lines it is said to print."""
+    command, expected = "", []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, expected
+            command, expected = line[2:], []
+        elif line.startswith("> ") and not expected:
+            command += "\n" + line[2:]
+        else:
+            expected.append(line)
+    yield command, expected
+
+
+class Session:
+    """A shell that runs the commands of one page one after the other, so that one may leave something running."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._shell = subprocess.Popen(
+            ["bash"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=dict(environment),
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, command: str) -> list[str]:
+        """Return the lines a command prints, without empty ones at the end."""
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        watchdog = threading.Timer(PATIENCE_S, self._kill)
+        watchdog.start()
+        self._shell.stdin.write(f"{command}\nprintf '\\n{DONE}\\n'\n")
+        self._shell.stdin.flush()
+        lines: list[str] = []
+        for line in self._shell.stdout:
+            if line.rstrip("\n") == DONE:
+                break
+            lines.append(line.rstrip())
+        else:
+            lines.append(f"(the shell was ended: it took more than {PATIENCE_S:g} s)")
+        watchdog.cancel()
+        return "\n".join(lines).rstrip().splitlines()
+
+    def close(self) -> None:
+        """End the shell and what it has started; processes of an engine end with it."""
+        self._kill()
+        self._shell.wait()
+        for pipe in (self._shell.stdin, self._shell.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._shell.pid, signal.SIGKILL)
+
+
+def same(said: str, seen: str) -> bool:
+    """Compare two lines but for what differs from run to run: numbers, folders, random names."""
+    return _plain(said) == _plain(seen)
+
+
+def _plain(line: str) -> str:
+    line = re.sub(r"engine-\w{8}\b", "engine-*", line)
+    line = re.sub(r"(?:/[\w.+-]+)+/([\w.+-]+)", r"\1", line)
+    line = re.sub(r"python[\d.]*", "python", line)
+    line = re.sub(r"\b[0-9a-f]{32}\b", "#", line)
+    return " ".join(re.sub(r"\d+(?:\.\d+)*", "#", line).split())
+
+
+def matches(expected: list[str], seen: list[str]) -> bool:
+    """Say whether these lines come in this order; a line `...` stands for any number of others."""
+    if not expected:
+        return not seen
+    if expected[0] == "...":
+        return any(matches(expected[1:], seen[i:]) for i in range(len(seen) + 1))
+    return bool(seen) and same(expected[0], seen[0]) and matches(expected[1:], seen[1:])
