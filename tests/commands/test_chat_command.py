@@ -227,6 +227,7 @@ class Terminal:
 
 
 def test_interrupt_ends_the_answer_and_end_of_input_the_program(odd: Start) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     terminal = Terminal("chat", "--url", odd(event("begun"), holds=True), "--model-name", "m")
     at = terminal.wait_for("> ", terminal.wait_for("Ctrl-D leaves."))
     terminal.type("hello\n")
