@@ -5,10 +5,10 @@ nano-vllm is not part of this repository: give the folder of a checkout. Three o
 needs a model, is replaced by a plain object. Its sequences have blocks of 256 tokens unless told otherwise, so both
 sides are told 16. It needs numpy and xxhash; without xxhash, hashlib's BLAKE2 stands in, and that is said.
 
-Both keep the same number of requests running: prompts of 64 random tokens, one of a hundred requests ends in a
-step and another arrives. A turn is: queue what arrives, schedule, take in one token for each sequence. nano-vllm
-computes prompts and decodes in different steps; ours does both in one. So two figures are given: the median turn in
-which all requests decode, divided by them, and the time of all turns divided by all tokens generated.
+Both keep the same number of requests running, with prompts of 64 random tokens, in two ways. Steady: all decode,
+nobody comes or ends; the median turn divided by the requests. Arrivals: one of a hundred requests ends in a step and
+another arrives; the time of all turns divided by all tokens generated, because nano-vllm computes prompts and decodes
+in different steps, and ours does both in one. A turn is: queue what arrives, schedule, take in a token for each.
 
 Run: python benchmarks/step/compare_nano_vllm.py NANO_VLLM_FOLDER [--running N ...] [--rounds N] [--steps N]
 """
@@ -24,7 +24,6 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ BLOCK = 16
 PROMPT = 64
 LIFE = 100
 WARMUP = 40
-CONTEXT = 512
+CONTEXT = 1024
 BUDGET = 8192
 EOS = 0
 TOKEN = 7
@@ -180,29 +179,20 @@ def _blake2_as_xxhash() -> Any:
     return module
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Microseconds of one round."""
-
-    decode: float
-    """Median turn in which every request decodes, per request."""
-    token: float
-    """All turns, per generated token."""
-
-
-def drive(side: Any, rows: int, steps: int, seed: int) -> Figures:
-    """Run one side for a round."""
+def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> float:
+    """Run one side for a round; return microseconds a request, or with arrivals a generated token."""
     rng = random.Random(seed)
 
     def request(max_tokens: int) -> Any:
         return side.make([rng.randrange(1, 50_000) for _ in range(PROMPT)], max_tokens)
 
     for i in range(rows):
-        side.add(request(WARMUP + 1 + i * LIFE // rows))  # ends are spread evenly
+        # With arrivals the ends are spread evenly, without there are none.
+        side.add(request(WARMUP + 1 + i * LIFE // rows if arrivals else WARMUP + steps + 1))
     for _ in range(WARMUP):
         plan = side.schedule()
         side.update(plan, side.answer(plan))
-    times, decodes, tokens = [], [], 0
+    times, tokens = [], 0
     gc.collect()
     gc.freeze()
     for _ in range(steps):
@@ -214,14 +204,10 @@ def drive(side: Any, rows: int, steps: int, seed: int) -> Figures:
         planned = time.perf_counter()
         result = side.answer(plan)
         answered = time.perf_counter()
-        taken = side.update(plan, result)
-        spent = time.perf_counter() - answered + planned - started
-        times.append(spent)
-        tokens += taken
-        if taken == rows:
-            decodes.append(spent)
+        tokens += side.update(plan, result)
+        times.append(time.perf_counter() - answered + planned - started)
     gc.unfreeze()
-    return Figures(1e6 * statistics.median(decodes) / rows, 1e6 * sum(times) / tokens)
+    return 1e6 * (sum(times) / tokens if arrivals else statistics.median(times) / rows)
 
 
 def main() -> None:
@@ -234,17 +220,17 @@ def main() -> None:
     args = parser.parse_args()
     parts, note = load_nano(args.folder.resolve())
     sides: list[Callable[[int], Any]] = [Ours, lambda rows: Nano(rows, parts)]
-    print(f"microseconds a request, medians of {args.rounds} interleaved rounds of {args.steps} steps; {note}")
-    print(f"{'':>8} {'a step that decodes all':^32} {'all steps, per generated token':^32}")
+    print(f"microseconds, medians of {args.rounds} interleaved rounds of {args.steps} steps; {note}")
+    print(f"{'':>8} {'steady, a request':^32} {'1 % arrivals, a token':^32}")
     print(f"{'running':>8} " + 2 * f"{'ours':>10} {'nano-vllm':>11} {'ratio':>9} ")
     for rows in args.running:
-        found: list[list[Figures]] = [[], []]
-        for turn in range(args.rounds):
-            for index in (0, 1) if turn % 2 else (1, 0):
-                found[index].append(drive(sides[index](rows), rows, args.steps, turn))
         cells = []
-        for figure in ("decode", "token"):
-            ours, nano = (statistics.median(getattr(one, figure) for one in side) for side in found)
+        for arrivals in (False, True):
+            found: list[list[float]] = [[], []]
+            for turn in range(args.rounds):
+                for index in (0, 1) if turn % 2 else (1, 0):
+                    found[index].append(drive(sides[index](rows), rows, args.steps, turn, arrivals=arrivals))
+            ours, nano = map(statistics.median, found)
             cells.append(f"{ours:>10.3f} {nano:>11.3f} {nano / ours:>8.2f}x")
         print(f"{rows:>8} {' '.join(cells)}", flush=True)
     print(f"The ratio to reach is {TARGET:g}.")

@@ -57,6 +57,7 @@ def test_commands_print_what_the_page_says(page, environment, tmp_path):
                 assert line == "..." or line in done.stdout.splitlines(), f"$ {command}\nsays\n{done.stdout}not\n{line}"
 
 
+@pytest.mark.slow  # a session with real waits: on a busy machine a line may come late
 @pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
 def test_sessions_go_as_the_page_says(page, environment, tmp_path):
     """A page's `shell-session` blocks are one session; numbers, folders and a line `...` stand for any."""
