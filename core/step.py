@@ -9,11 +9,13 @@ later plan lists it in `ended`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
 
+from core.errors import EngineError
 from core.kv_spec import LayerKV
 from core.types import SamplingParams
 
@@ -80,9 +82,10 @@ class NewRow(msgspec.Struct, array_like=True, frozen=True):
 class StepPlan(msgspec.Struct, array_like=True, frozen=True):
     """What one forward step must do: complete for new rows, columnar differences for running ones.
 
-    `ended` is applied first, then `new`, then `blocks`. `rows`, `starts` and `counts` are parallel; their
-    order is the order of the tokens in the step. Prefill, chunks and decode differ only in the counts. A plan
-    holds positions, never sampled ids: a token not yet returned is in the worker's own token buffer.
+    `ended` is applied first, then `new`, then `blocks`. The order of the tokens in the step is that of `steady`, then
+    of `rows`, to which `starts` and `counts` are parallel. Prefill, chunks and decode differ only in the counts. A
+    plan holds positions, never sampled ids: a token not yet returned is in the worker's own token buffer. Its lists
+    may be those of an earlier plan: nobody changes them.
     """
 
     step: int
@@ -100,6 +103,13 @@ class StepPlan(msgspec.Struct, array_like=True, frozen=True):
     """Indices into `rows` of those that reach the end of their tokens and sample the next one."""
     payloads: dict[str, bytes] = {}
     """Opaque data of scheduler extensions for their worker half, by extension name."""
+    steady: list[int] = []
+    """Rows that go on where their last step ended, with one token, and sample."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute."""
+        return len(self.steady) + sum(self.counts)
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -112,12 +122,12 @@ class Logprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepResult(msgspec.Struct, array_like=True, frozen=True):
-    """What one step produced. `rows` and `tokens` are parallel to the plan's `samples`."""
+    """What one step produced. `rows` are the plan's `steady` ones, then those of its `samples`."""
 
     step: int
     rows: list[int]
-    tokens: list[list[int]]
-    """Accepted tokens per sampled row; empty for a row named in `errors`."""
+    tokens: list[int]
+    """Accepted tokens, row by row."""
     logprobs: dict[int, list[Logprobs]] = {}
     """Per row, one entry per accepted token; only rows that asked."""
     prompt_logprobs: dict[int, list[Logprobs]] = {}
@@ -125,6 +135,16 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     errors: dict[int, str] = {}
     """Rows that failed alone, with the reason (plugin named where one is to blame)."""
     payloads: dict[str, bytes] = {}
+    accepted: list[int] = []
+    """Number of `tokens` per row; empty where it is one each."""
+
+    def by_row(self) -> list[list[int]]:
+        """Return the accepted tokens of each row. Raises `EngineError` if numbers and tokens disagree."""
+        counts = self.accepted or [1] * len(self.rows)
+        if len(counts) != len(self.rows) or sum(counts) != len(self.tokens):
+            raise EngineError(f"{len(self.tokens)} tokens are not those of {len(self.rows)} rows with {counts} each.")
+        tokens = iter(self.tokens)
+        return [list(islice(tokens, count)) for count in counts]
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
@@ -139,8 +159,26 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     logprobs: list[Logprobs] | None = None
     prompt_logprobs: list[Logprobs] | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens served from the prefix cache at first admission."""
+    """Prompt tokens served from the prefix cache at first admission; stated with the first token."""
     error: str | None = None
+
+
+class StepNews(msgspec.Struct, array_like=True, frozen=True):
+    """What became known in one step: for most requests one token and nothing else. Iterates as deltas."""
+
+    request_ids: list[str] = []
+    token_ids: list[int] = []
+    """One for each of `request_ids`."""
+    deltas: list[RequestDelta] = []
+    """Of all other requests."""
+
+    def __len__(self) -> int:
+        return len(self.request_ids) + len(self.deltas)
+
+    def __iter__(self) -> Iterator[RequestDelta]:
+        for request_id, token in zip(self.request_ids, self.token_ids, strict=True):
+            yield RequestDelta(request_id=request_id, token_ids=[token])
+        yield from self.deltas
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):

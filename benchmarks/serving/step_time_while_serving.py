@@ -135,7 +135,7 @@ def read_steps(journal: Path, intervals: list[Interval], batch: int) -> Steps:
         kind, clock_s, content = frame[0], frame[1], frame[3]
         if kind == "plan":
             plan = msgspec.convert(content, StepPlan)
-            if len(plan.rows) == batch == sum(plan.counts):
+            if len(plan.steady) + len(plan.rows) == batch == plan.num_tokens:
                 planned[plan.step] = clock_s
         elif kind == "result" and content[0] in planned and any(a <= clock_s <= b for a, b in intervals):
             step_s.append(clock_s - planned[content[0]])

@@ -88,7 +88,8 @@ class Ours:
 
     def answer(self, plan: Any) -> Any:
         """Return what a worker would."""
-        return StepResult(plan.step, [plan.rows[i] for i in plan.samples], [[TOKEN] for _ in plan.samples])
+        rows = [*plan.steady, *(plan.rows[i] for i in plan.samples)]
+        return StepResult(plan.step, rows, [TOKEN] * len(rows))
 
     def update(self, plan: Any, result: Any) -> int:
         """Take a result in; return the number of tokens it brought."""

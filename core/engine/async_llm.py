@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -255,7 +255,7 @@ class AsyncLLM:
         self._last = stats
         self._sinks.step(stats)
 
-    def _deliver_soon(self, deltas: Sequence[RequestDelta]) -> None:
+    def _deliver_soon(self, deltas: Iterable[RequestDelta]) -> None:
         if self._event_loop is not None and not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(self._deliver, deltas)
 
@@ -263,7 +263,7 @@ class AsyncLLM:
         if self._event_loop is not None and not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(self._fail_all, error)
 
-    def _deliver(self, deltas: Sequence[RequestDelta]) -> None:
+    def _deliver(self, deltas: Iterable[RequestDelta]) -> None:
         outputs, aborts = self._outputs.process(deltas, time.monotonic())
         if aborts:
             self._client.abort(aborts)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from core.contracts import StepStats
 from core.engine.loop_thread import LoopThread
-from core.step import EngineRequest, RequestDelta
+from core.step import EngineRequest, RequestDelta, StepNews
 
 if TYPE_CHECKING:
     from core.engine.core import EngineCore
@@ -26,7 +26,7 @@ SLOW_STEP_S: Final = 60.0
 class Listener:
     """Who hears of the engine; each is called from a thread of the client."""
 
-    deliver: Callable[[Sequence[RequestDelta]], None]
+    deliver: Callable[[Iterable[RequestDelta]], None]
     """What became known of requests."""
     observe: Callable[[StepStats], None]
     """The numbers of each step."""
@@ -107,6 +107,6 @@ class InProcess:
         """End the loop after the step under way."""
         self._loop.stop()
 
-    def _deliver(self, deltas: Sequence[RequestDelta]) -> None:
-        if deltas:
-            self._listener.deliver(deltas)
+    def _deliver(self, news: StepNews) -> None:
+        if news:
+            self._listener.deliver(news)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from core.contracts import StepStats
 from core.errors import EngineDead, EngineError, QueueFull
-from core.step import EngineRequest, RequestDelta, StepPlan
+from core.step import EngineRequest, RequestDelta, StepNews, StepPlan
 
 if TYPE_CHECKING:
     from core.contracts import Executor
@@ -108,7 +108,7 @@ class EngineCore:
             self._journal.recompute(self._clock(), request_id, position)
         self.scheduler.recompute(request_id, position)
 
-    def step(self) -> list[RequestDelta]:
+    def step(self) -> StepNews:
         """Keep the executor as deep in plans as it allows, then take the oldest result.
 
         Returns what became known. Empty when nothing could be done (everything waits for a wake-up).
@@ -117,7 +117,7 @@ class EngineCore:
         self._submit_plans()
         self.blocked = not self._in_flight
         if self.blocked:
-            return self.scheduler.take_failed()
+            return StepNews(deltas=self.scheduler.take_failed())
         try:
             result = self._executor.collect()
         except BaseException as error:  # whatever it was, its requests end, and what is in flight is collected
@@ -125,16 +125,16 @@ class EngineCore:
                 raise  # there is nothing left that could run another step
             failed = self._fail_in_flight(error)
             if isinstance(error, Exception):
-                return failed
+                return StepNews(deltas=failed)
             raise  # Ctrl-C; what was in flight is collected, so that the engine can be used again
         plan = self._in_flight.pop(0)
-        deltas = self.scheduler.update(result)
+        news = self.scheduler.update(result)
         if self._journal is not None:
             self._journal.result(self._clock(), result)
         self.num_steps += 1
         if self.observe is not None:
             self.observe(self._stats(plan, self._clock() - started))
-        return deltas
+        return news
 
     def _submit_plans(self) -> None:
         while len(self._in_flight) < self._executor.depth:
@@ -171,7 +171,7 @@ class EngineCore:
     def _stats(self, plan: StepPlan, step_s: float) -> StepStats:
         stats = self._state(step_s)
         new = self.scheduler.take_counters()
-        stats.computed_tokens = sum(plan.counts)
+        stats.computed_tokens = plan.num_tokens
         stats.cached_tokens = new.cached_tokens
         stats.queried_tokens = new.queried_tokens
         stats.preemptions = new.preemptions

@@ -5,7 +5,7 @@ Knows no process and no clock. After the engine's death it says what goes on, fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,7 +72,7 @@ class Ledger:
             if request_id in self._debts:
                 self._debts[request_id].started = True
 
-    def take(self, deltas: Sequence[RequestDelta]) -> list[RequestDelta]:
+    def take(self, deltas: Iterable[RequestDelta]) -> list[RequestDelta]:
         """Note what a step brought and return it, without what clients have already and what nobody waits for."""
         news = []
         for delta in deltas:

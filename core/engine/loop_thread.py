@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from core.errors import EngineDead
 
 if TYPE_CHECKING:
     from core.engine.core import EngineCore
-    from core.step import RequestDelta
+    from core.step import StepNews
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class LoopThread:
     def __init__(
         self,
         make_core: Callable[[], EngineCore],
-        deliver: Callable[[Sequence[RequestDelta]], None],
+        deliver: Callable[[StepNews], None],
         died: Callable[[BaseException], None],
     ) -> None:
         self._make_core = make_core
@@ -122,9 +122,9 @@ class LoopThread:
                     future.set_exception(error)
         if self._core.has_work:
             self._stepping_since_s = time.monotonic()
-            deltas = self._core.step()
+            news = self._core.step()
             self._stepping_since_s = None
-            self._deliver(deltas)
+            self._deliver(news)
         return True
 
     def _refuse_waiting(self) -> None:

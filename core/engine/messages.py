@@ -8,7 +8,7 @@ from core import errors
 from core.config import EngineConfig
 from core.contracts import StepStats
 from core.process.messages import Beat, Failed, Stage
-from core.step import EngineRequest, RequestDelta, WorkerInfo
+from core.step import EngineRequest, StepNews, WorkerInfo
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +87,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 class Outputs(msgspec.Struct, frozen=True, tag=True):
     """What one step brought."""
 
-    deltas: list[RequestDelta]
+    news: StepNews
     stats: StepStats | None = None
 
 

@@ -5,7 +5,7 @@ Runs on the client's side. Knows requests and tokenizers; knows no scheduler and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -157,7 +157,7 @@ class OutputProcessor:
             if client is not None and client.started_s is None:
                 client.started_s = now_s
 
-    def process(self, deltas: Sequence[RequestDelta], now_s: float) -> tuple[list[RequestOutput], list[str]]:
+    def process(self, deltas: Iterable[RequestDelta], now_s: float) -> tuple[list[RequestOutput], list[str]]:
         """Take deltas; return the outputs to show and the engine requests to abort (a stop text was found)."""
         outputs: list[RequestOutput] = []
         aborts: list[str] = []

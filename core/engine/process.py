@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,12 @@ from core.engine.resolve import resolve
 from core.errors import EngineDead
 from core.process.messages import BEAT_S, Beat, Start
 from core.process.spawn import TICK_S
+from core.step import StepNews
 
 if TYPE_CHECKING:
     from core.engine.core import EngineCore
     from core.plugin import Registry
     from core.process.child import ParentChannel
-    from core.step import RequestDelta
 
 
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
@@ -90,15 +90,15 @@ class EngineProcess:
             return  # our end is the answer: what was asked is asked of the next engine
         done = error is None and future.result() is not False
         self._channel.send(Answer(call, None if error is None else Fault.of(error), done))
-        self._deliver(())  # an abort that leaves nothing to do has numbers, and no step to bring them
+        self._deliver(StepNews())  # an abort that leaves nothing to do has numbers, and no step to bring them
 
     def _observe(self, stats: StepStats) -> None:
         self._stats = stats
 
-    def _deliver(self, deltas: Sequence[RequestDelta]) -> None:
+    def _deliver(self, news: StepNews) -> None:
         stats, self._stats = self._stats, None
-        if deltas or stats is not None:
-            self._channel.send(Outputs(list(deltas), stats))
+        if news or stats is not None:
+            self._channel.send(Outputs(news, stats))
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

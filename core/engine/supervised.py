@@ -189,7 +189,7 @@ class Supervised:
 
     def _take(self, outputs: Outputs) -> None:
         with self._lock:
-            deltas = self._ledger.take(outputs.deltas)
+            deltas = self._ledger.take(outputs.news)
             if deltas:
                 self._deaths_in_a_row = 0
                 self._judge(deltas)

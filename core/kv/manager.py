@@ -188,10 +188,12 @@ class KVManager:
             blocks = blocks[max(0, needed - ahead + len(blocks)) :]  # without what lies before the window of `start`
             found.append(blocks)
             low = max(ahead, needed)
-            most = peak_blocks(group.spec, size, reserve, max_step_tokens) - len(blocks)
-            fresh = max(-(-end // size) - low, min(-(-reserve // size) - low, most))
             refs = self._pool_of[index].refs
-            wanted[group.pool] += fresh + sum(not refs[block] for block in blocks)
+            revived = sum(not refs[block] for block in blocks)
+            # Blocks that others hold too are not free again when the window has passed them.
+            most = peak_blocks(group.spec, size, reserve, max_step_tokens) - revived
+            fresh = max(-(-end // size) - low, min(-(-reserve // size) - low, most))
+            wanted[group.pool] += fresh + revived
         if not self._enough(wanted):
             return False
         if hit.num_tokens:

@@ -17,8 +17,8 @@ class Batch:
 
     __slots__ = ("_steady_allowed", "cohort", "draining", "issued", "returned", "rows", "running")
 
-    def __init__(self, num_rows: int, *, steady_allowed: bool) -> None:
-        self.cohort = Cohort()
+    def __init__(self, num_rows: int, *, steady_allowed: bool, watched: bool) -> None:
+        self.cohort = Cohort(watched=watched)
         self.running: list[Request] = []
         """Best first: prompts under way, and whoever did not get its block or row of tokens."""
         self.draining: set[Request] = set()
@@ -60,9 +60,10 @@ class Batch:
         """Its part of a plan has left: move it to where its next step is planned."""
         if request.total >= request.limit:
             self.drain(request)
-        elif self._steady_allowed and request.planned + 1 == request.total:
+        elif self._steady_allowed and request.planned + 1 == request.total < request.limit - 1:
             self.running.remove(request)
             self.cohort.join(request)
+            self.cohort.call_at(request, min(request.lease.capacity, request.limit - 2))
 
     def planned(self, request: Request) -> int:
         """Return the leading tokens of a request whose keys and values are cached or planned."""
@@ -71,7 +72,7 @@ class Batch:
     def lowest(self) -> Request:
         """Return the running request that would be preempted first."""
         last = self.running[-1:]
-        return max((*last, *self.cohort.members), key=_rank)
+        return max((*last, *self.cohort.members.requests), key=_rank)
 
     def _take_out(self, request: Request) -> None:
         if request.state is State.STEADY:

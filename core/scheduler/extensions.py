@@ -16,7 +16,18 @@ Methods = tuple[tuple[str, Callable[..., Any]], ...]
 class Extensions:
     """The optional methods of all extensions. Whatever plugin code raises leaves as `PluginError` naming it."""
 
-    __slots__ = ("_attach", "_cached", "_ended", "_extra", "_may_start", "_planned", "_reserved", "_result", "drafts")
+    __slots__ = (
+        "_attach",
+        "_cached",
+        "_ended",
+        "_extra",
+        "_may_start",
+        "_planned",
+        "_reserved",
+        "_result",
+        "drafts",
+        "watch",
+    )
 
     def __init__(self, extensions: Sequence[Any]) -> None:
         def methods(name: str) -> Methods:
@@ -30,6 +41,8 @@ class Extensions:
         self._planned = methods("planned")
         self._ended = methods("finished")
         self._result = dict(methods("result"))
+        self.watch = bool(extensions)
+        """Say whether there are any."""
         self.drafts = bool(self._extra)
         """Say whether any extension plans tokens beyond the known ones."""
 

@@ -41,7 +41,7 @@ class Lifecycle:
         self.extensions: Final = extensions
         self.queue: Final = WaitingQueue()
         rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self.batch: Final = Batch(rows, steady_allowed=not extensions.drafts)
+        self.batch: Final = Batch(rows, steady_allowed=not extensions.drafts, watched=extensions.watch)
         self.live: Final[dict[str, Request]] = {}
         self.parked: Final[dict[str, Request]] = {}
         self.kept: Final[dict[str, tuple[Lease, int]]] = {}
@@ -177,7 +177,7 @@ class Lifecycle:
     def check(self, ended_rows: list[int]) -> None:
         """Assert that every request is in exactly one place and every lease has exactly one holder."""
         batch = self.batch
-        holders = [*batch.cohort.members, *batch.running, *batch.draining]
+        holders = [*batch.cohort.members.requests, *batch.running, *batch.draining]
         assert len(self.live) == len(holders) + len(self.parked) + len(self.queue), "a request is in no or two places"
         for request in self.live.values():
             waiting = request.state in (State.WAITING, State.PARKED)
@@ -185,7 +185,7 @@ class Lifecycle:
             holds = any(request.lease.tables) and request.reserved is None
             assert not (waiting and holds), f"{request.request_id}: waits and holds blocks that were not reserved"
             assert request.total <= request.limit, f"{request.request_id}: planned beyond its end"
-        for slot, member in enumerate(batch.cohort.members):
+        for slot, member in enumerate(batch.cohort.members.requests):
             assert (member.state, member.slot) == (State.STEADY, slot)
             assert batch.cohort.position(member) <= member.lease.capacity, f"{member.request_id}: no room"
         assert [r.rank for r in batch.running] == sorted(r.rank for r in batch.running)

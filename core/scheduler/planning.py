@@ -9,23 +9,28 @@ from core.contracts.scheduling import MayStart
 from core.errors import PluginError
 from core.kv import Hit
 from core.kv.manager import Appended
+from core.scheduler.cohort import Members
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.request import Request, State
 from core.step import NewRow, StepPlan
 
 LOOK_AHEAD_TOKENS: Final = 64
-"""Room a steady request takes at a time."""
+"""Room a steady request takes at a time while blocks are plentiful."""
 
 
 @dataclass(slots=True)
 class Flight:
-    """What is remembered of a plan until its result is in; parallel to the plan's columns."""
+    """What is remembered of a plan until its result is in."""
 
-    step: int
-    requests: list[Request]
-    rows: list[int]
-    starts: list[int]
-    samples: list[int]
+    plan: StepPlan
+    steady: Members
+    others: list[Request]
+    """Of `plan.rows`."""
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that the plan names."""
+        return [*self.steady.requests, *self.others]
 
 
 @dataclass(slots=True)
@@ -38,6 +43,8 @@ class _Draft:
     """(request, start, count, samples) of all who are not in the cohort."""
     new: list[NewRow] = field(default_factory=list)
     blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    look_ahead: int = 1
+    """Tokens for which a steady request takes room."""
     short: bool = False
     """Somebody got no block; nobody new may start."""
     preempted_rows: set[int] = field(default_factory=set)
@@ -63,9 +70,15 @@ class Planner:
 
     def plan(self) -> tuple[StepPlan, Flight] | None:
         """Return the next step and what to remember of it; None if nothing can be computed now."""
-        self._ended = [*self._ended, *self._batch.rows.collect(self._batch.returned)]
-        draft = _Draft(self._batch.issued + 1, 0)
-        for request in self._cohort.due():
+        batch, cohort = self._batch, self._cohort
+        due = cohort.due()
+        if not due and cohort and not (batch.running or batch.rows.leaving or self._ended or len(self._life.queue)):
+            return self._issue(StepPlan(batch.issued + 1, [], [], [], [], [], [], [], {}, cohort.members.rows), [])
+        self._ended += batch.rows.collect(batch.returned)
+        draft = _Draft(batch.issued + 1, 0)
+        if due and self._kv.is_plentiful:
+            draft.look_ahead = LOOK_AHEAD_TOKENS  # nobody misses them, and this comes up less often
+        for request in due:
             if request.state is State.STEADY:
                 self._attend(draft, request)
         draft.budget = self._limits.max_num_batched_tokens - len(self._cohort)
@@ -85,22 +98,20 @@ class Planner:
     def _attend(self, draft: _Draft, request: Request) -> None:
         """A steady request has come to the end of its tokens or of its blocks."""
         position, lease = self._cohort.position(request), request.lease
-        if position >= request.limit - 1:
-            self._batch.drain(request)
+        if position >= request.limit - 2:
+            self._batch.stall(request)  # its last token may come from any step but a steady one
             return
         self._kv.commit(lease, request.tokens, min(position, len(request.tokens)))
         self._kv.trim(lease, position)
         if position >= lease.capacity:
-            # While blocks are plentiful, taking several at once makes this come up less often.
-            ahead = LOOK_AHEAD_TOKENS if self._kv.is_plentiful else 1
-            end = min(position + ahead, request.limit - 1)
+            end = min(position + draft.look_ahead, request.limit - 1)
             appended = self._make_room(draft, request, position, end)
             if appended is None:
                 if request.state is State.STEADY:
                     self._batch.stall(request)
                 return
             draft.blocks += [(request.row, group, blocks) for group, blocks in appended]
-        self._cohort.call_at(request, min(lease.capacity, request.limit - 1))
+        self._cohort.call_at(request, min(lease.capacity, request.limit - 2))
 
     def _continue(self, draft: _Draft, request: Request) -> None:
         """Plan the next tokens of a running request that is not steady."""
@@ -218,24 +229,30 @@ class Planner:
 
     def _emit(self, draft: _Draft) -> tuple[StepPlan, Flight]:
         """Turn the draft into a plan: the cohort first, then everyone else in order of rank."""
-        cohort, count = self._cohort, len(self._cohort)
-        requests, rows, starts = cohort.members.copy(), cohort.rows.copy(), cohort.starts()
-        counts, samples = [1] * count, list(range(count))
-        cohort.advance()
-        for request, start, num_tokens, sampled in draft.entries:
-            if sampled:
-                samples.append(len(rows))
-            requests.append(request)
-            rows.append(request.row)
-            starts.append(start)
-            counts.append(num_tokens)
-            self._batch.settle(request)
-        blocks = draft.blocks
+        entries, blocks = draft.entries, draft.blocks
         if draft.preempted_rows:
             blocks = [entry for entry in blocks if entry[0] not in draft.preempted_rows]
-        plan = StepPlan(draft.step, self._ended, draft.new, blocks, rows, starts, counts, samples)
+        plan = StepPlan(
+            step=draft.step,
+            ended=self._ended,
+            new=draft.new,
+            blocks=blocks,
+            rows=[request.row for request, _, _, _ in entries],
+            starts=[start for _, start, _, _ in entries],
+            counts=[count for _, _, count, _ in entries],
+            samples=[index for index, (_, _, _, samples) in enumerate(entries) if samples],
+            steady=self._cohort.members.rows,
+        )
         self._ended = []
-        self._batch.issued = draft.step
-        self._kv.step_issued(draft.step)
+        return self._issue(plan, [request for request, _, _, _ in entries])
+
+    def _issue(self, plan: StepPlan, others: list[Request]) -> tuple[StepPlan, Flight]:
+        """Let a plan go: whoever it names is further by what it computes."""
+        flight = Flight(plan, self._cohort.members, others)
+        self._cohort.advance()
+        for request in others:
+            self._batch.settle(request)
+        self._batch.issued = plan.step
+        self._kv.step_issued(plan.step)
         self._extensions.planned(plan)
-        return plan, Flight(draft.step, requests, rows, starts, samples)
+        return plan, flight

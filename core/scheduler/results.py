@@ -2,63 +2,80 @@
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import Final
 
 from core.errors import EngineError
+from core.scheduler.cohort import Members
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planning import Flight
 from core.scheduler.request import Request, State
-from core.step import Logprobs, RequestDelta, StepResult
+from core.step import Logprobs, RequestDelta, StepNews, StepResult
 
 
 class ResultReader:
-    """Turns results into deltas. What an ended request still receives is surplus and dropped."""
+    """Turns results into news. What an ended request still receives is surplus and dropped."""
 
     def __init__(self, life: Lifecycle) -> None:
         self._life: Final = life
 
-    def read(self, flight: Flight, result: StepResult) -> list[RequestDelta]:
+    def read(self, flight: Flight, result: StepResult) -> StepNews:
         """Return what became known of every request in the step."""
-        requests = flight.requests
-        sampled = requests if len(flight.samples) == len(requests) else [requests[i] for i in flight.samples]
-        if len(sampled) != len(result.tokens):
+        plan, steady, tokens = flight.plan, flight.steady, result.tokens
+        num_steady = len(steady.rows)
+        num_rows = num_steady + len(plan.samples)
+        if len(result.accepted or tokens) != num_rows:
             raise EngineError(
-                f"the result of step {flight.step} holds tokens of {len(result.tokens)} rows; "
-                f"{len(sampled)} rows were to sample."
+                f"the result of step {plan.step} holds tokens of {len(result.accepted or tokens)} rows; "
+                f"{num_rows} rows were to sample."
             )
-        rare = result.errors or result.logprobs or result.prompt_logprobs or self._life.extensions.drafts
-        if rare or flight.step <= self._life.distrusted:
-            return self._read_all(flight, sampled, result)
-        return self._read_plain(sampled, result.tokens)
+        rare = result.errors or result.logprobs or result.prompt_logprobs or result.accepted
+        if rare or plan.step <= self._life.distrusted:
+            return StepNews([], [], self._read_all(flight, result))
+        if num_rows == num_steady:
+            return self._read_steady(steady, tokens)
+        news = self._read_steady(steady, tokens[:num_steady])
+        for index, token in zip(plan.samples, tokens[num_steady:], strict=True):
+            request = flight.others[index]
+            if request.state is not State.ENDED:
+                news.deltas.append(self._take(request, [token], None, None))
+        return news
 
-    def _read_plain(self, sampled: list[Request], tokens: list[list[int]]) -> list[RequestDelta]:
+    def _read_steady(self, steady: Members, tokens: list[int]) -> StepNews:
         """The usual step: one token each, nothing else. Kept free of everything that is rare."""
-        deltas = []
-        ended = State.ENDED
-        for request, new in zip(sampled, tokens, strict=True):
-            if request.state is ended:
+        cohort = self._life.batch.cohort
+        if steady.departures == cohort.departures and cohort.stops.isdisjoint(tokens):
+            cohort.take(steady, tokens)
+            return StepNews(steady.request_ids, tokens, [])
+        cohort.hand_out()
+        news = StepNews([], [], [])
+        for request, token in zip(steady.requests, tokens, strict=True):
+            if request.state is State.ENDED:
                 continue
-            known = request.tokens
-            if len(new) != 1 or new[0] in request.stops or len(known) + 1 >= request.limit:
-                deltas.append(self._take(request, new, None, None))
+            if token in request.stops:
+                news.deltas.append(self._take(request, [token], None, None))
             else:
-                known.append(new[0])
-                deltas.append(
-                    RequestDelta(request_id=request.request_id, token_ids=new, num_cached_tokens=request.num_cached)
-                )
-        return deltas
+                request.tokens.append(token)
+                news.request_ids.append(request.request_id)
+                news.token_ids.append(token)
+        if not news.deltas and steady.departures == cohort.departures:
+            cohort.narrow_stops()
+        return news
 
-    def _read_all(self, flight: Flight, sampled: list[Request], result: StepResult) -> list[RequestDelta]:
+    def _read_all(self, flight: Flight, result: StepResult) -> list[RequestDelta]:
         """A step with failures, log-probabilities or tokens that may not hold."""
-        deltas = []
-        new_tokens = dict(zip((request.request_id for request in sampled), result.tokens, strict=True))
-        alive = [r.state is not State.ENDED and r.distrusted < flight.step for r in flight.requests]
-        columns = zip(flight.requests, flight.rows, flight.starts, strict=True)
-        for request, row, start in compress(columns, alive):
-            error = result.errors.get(row)
-            prompt = _undelivered(request, start, result.prompt_logprobs.get(row))
-            new = new_tokens.get(request.request_id)
+        self._life.batch.cohort.hand_out()
+        plan, deltas = flight.plan, []
+        num_steady = len(plan.steady)
+        samples = (*range(num_steady), *(num_steady + index for index in plan.samples))
+        new_tokens = dict(zip(samples, result.by_row(), strict=True))
+        # A row that goes on where it was computes no token of its prompt.
+        starts = (*(None for _ in plan.steady), *plan.starts)
+        columns = zip(flight.requests, (*plan.steady, *plan.rows), starts, strict=True)
+        for index, (request, row, start) in enumerate(columns):
+            if request.state is State.ENDED or request.distrusted >= plan.step:
+                continue
+            error, new = result.errors.get(row), new_tokens.get(index)
+            prompt = None if start is None else _undelivered(request, start, result.prompt_logprobs.get(row))
             if error is not None:
                 deltas.append(self._life.fail(request, error))
             elif new is not None:

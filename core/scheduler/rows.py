@@ -16,6 +16,11 @@ class Rows:
         self._leaving: deque[tuple[int, int]] = deque()
 
     @property
+    def leaving(self) -> bool:
+        """Say whether any row waits for its last step."""
+        return bool(self._leaving)
+
+    @property
     def num_free(self) -> int:
         """Rows that can be taken now."""
         return len(self._free)

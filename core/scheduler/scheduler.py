@@ -19,7 +19,7 @@ from core.scheduler.limits import SchedulerLimits
 from core.scheduler.planning import Flight, Planner
 from core.scheduler.request import State
 from core.scheduler.results import ResultReader
-from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
+from core.step import EngineRequest, RequestDelta, StepNews, StepPlan, StepResult
 
 
 class Scheduler:
@@ -82,6 +82,7 @@ class Scheduler:
         stand. Call it from `result` or between other calls, at the latest in `result` of the last step that names
         the request; does nothing for one that is unknown by then.
         """
+        self._life.batch.cohort.hand_out()
         # Not only live ones: what an ended request has left in the cache is as wrong as what it gave to others.
         known = [*self._life.live.values(), *(r for flight in self._flights for r in flight.requests)]
         for request in dict.fromkeys(r for r in known if r.request_id == request_id):
@@ -101,22 +102,24 @@ class Scheduler:
         self._flights.append(flight)
         return plan
 
-    def update(self, result: StepResult) -> list[RequestDelta]:
+    def update(self, result: StepResult) -> StepNews:
         """Take the result of the oldest plan in flight and return what became known.
 
         Raises `EngineError` if it is the result of another step: order is part of the contract.
         """
-        if not self._flights or self._flights[0].step != result.step:
-            expected = f"that of step {self._flights[0].step}" if self._flights else "none"
+        if not self._flights or self._flights[0].plan.step != result.step:
+            expected = f"that of step {self._flights[0].plan.step}" if self._flights else "none"
             raise EngineError(f"the result of step {result.step} came in, expected was {expected}.")
         if result.payloads:
             # First of all: they may bring the news that the tokens of this very step are wrong.
             self._extensions.result(result.payloads)
         flight = self._flights.popleft()
-        self._life.batch.returned = flight.step
-        self.kv.step_returned(flight.step)
-        deltas = self._reader.read(flight, result)
-        return [*self.take_failed(), *deltas] if self._life.failed else deltas
+        self._life.batch.returned = result.step
+        self.kv.step_returned(result.step)
+        news = self._reader.read(flight, result)
+        if self._life.failed:
+            news.deltas.extend(self.take_failed())
+        return news
 
     def fail_in_flight(self, message: str) -> list[RequestDelta]:
         """A step failed as a whole: end every request that a plan in flight names; the others go on."""

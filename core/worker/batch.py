@@ -22,11 +22,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step's tokens, on the device, in the order of the plan's rows."""
+    """One step's tokens, on the device: those of the plan's steady rows, then of the others."""
 
     rows: list[int]
     starts: list[int]
     counts: list[int]
+    samples: list[int]
+    """Indices into `rows` of those that sample."""
     input_ids: torch.Tensor
     positions: torch.Tensor
     groups: list[AttentionInputs]
@@ -44,6 +46,8 @@ class Batch:
         self.seeds = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self.prompt_lens = [0] * max_num_seqs
         self.requests: list[NewRow | None] = [None] * max_num_seqs
+        self._ends = [0] * max_num_seqs
+        """Per row, the position behind its last step."""
         self.prompt_logprobs_rows: set[int] = set()
         """Rows whose request wants the log-probabilities of its prompt."""
         self._tables = [
@@ -85,9 +89,15 @@ class Batch:
         return table
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """Return the step's tokens and, per KV group, where their keys and values are."""
-        rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
-        counts = np.asarray(plan.counts, dtype=np.int64)
+        """Return, once per plan, the step's tokens and, per KV group, where their keys and values are."""
+        steady, row_ends = len(plan.steady), self._ends
+        all_rows = [*plan.steady, *plan.rows]
+        all_starts = [*(row_ends[row] for row in plan.steady), *plan.starts]
+        all_counts = [*([1] * steady), *plan.counts]
+        for row, start, count in zip(all_rows, all_starts, all_counts, strict=True):
+            row_ends[row] = start + count
+        rows, starts = np.asarray(all_rows, dtype=np.int64), np.asarray(all_starts, dtype=np.int64)
+        counts = np.asarray(all_counts, dtype=np.int64)
         if len(rows) == int(counts.sum()):  # decoding only: one token per row
             token_rows, positions = rows, starts
             query_starts = list(range(len(rows) + 1))
@@ -95,13 +105,14 @@ class Batch:
             ends = np.cumsum(counts)
             token_rows = np.repeat(rows, counts)
             positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
-            query_starts = [0, *accumulate(plan.counts)]
+            query_starts = [0, *accumulate(all_counts)]
         on_device = self._to_device(positions)
         kv_lens = (starts + counts).tolist()
         return StepInputs(
-            rows=plan.rows,
-            starts=plan.starts,
-            counts=plan.counts,
+            rows=all_rows,
+            starts=all_starts,
+            counts=all_counts,
+            samples=[*range(steady), *(steady + index for index in plan.samples)],
             input_ids=self.token_ids[self._to_device(token_rows), on_device],
             positions=on_device,
             groups=[

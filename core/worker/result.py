@@ -37,15 +37,17 @@ class PendingResult:
 
     def get(self) -> StepResult:
         """Wait for the device and return plain data."""
-        tokens: list[list[int]] = []
+        tokens: list[int] = []
         errors = dict(self.errors)
         if self.tokens is not None and self.finite is not None and self.possible is not None:
             for row, finite, possible in zip(self.rows, self.finite.tolist(), self.possible.tolist(), strict=True):
                 if row not in errors and not (finite and possible):
                     errors[row] = NO_CHOICE if finite else NON_FINITE
-            tokens = [
-                [] if row in errors else [token] for row, token in zip(self.rows, self.tokens.tolist(), strict=True)
-            ]
+            tokens = self.tokens.tolist()
+        accepted = []
+        if errors:
+            tokens = [token for row, token in zip(self.rows, tokens, strict=True) if row not in errors]
+            accepted = [int(row not in errors) for row in self.rows]
         logprobs: dict[int, list[Logprobs]] = {}
         if self.logprobs is not None:
             asked, gathered = self.logprobs
@@ -53,4 +55,4 @@ class PendingResult:
         prompt: dict[int, list[Logprobs]] = {}
         for row, gathered in self.prompt_logprobs:
             prompt.setdefault(row, []).extend(to_lists(gathered))
-        return StepResult(self.step, self.rows, tokens, logprobs, prompt, errors, self.payloads)
+        return StepResult(self.step, self.rows, tokens, logprobs, prompt, errors, self.payloads, accepted)

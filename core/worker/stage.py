@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -39,22 +41,24 @@ class SamplingStage:
     def run(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, str]) -> PendingResult:
         """Sample the rows the plan names, write the tokens to the batch, and gather what was asked for."""
         pending = PendingResult(step=plan.step, errors=errors)
-        ends = inputs.groups[0].query_starts[1:] if inputs.groups else _ends(plan.counts)
-        pending.prompt_logprobs = self._prompt_logprobs(plan, hidden, ends)
-        if plan.samples:
-            last = torch.tensor([ends[i] - 1 for i in plan.samples])
+        ends = inputs.groups[0].query_starts[1:] if inputs.groups else list(accumulate(inputs.counts))
+        pending.prompt_logprobs = self._prompt_logprobs(inputs, hidden, ends)
+        if inputs.samples:
+            last = torch.tensor([ends[i] - 1 for i in inputs.samples])
             logits = self._model.logits(hidden[last.to(hidden.device, non_blocking=True)])  # [n, vocab] float32
-            self._sample(plan, logits, pending)
+            self._sample(inputs, logits, pending, plan.payloads)
         pending.payloads = self._extensions.after_sample(plan.payloads)
         return pending
 
-    def take(self, plan: StepPlan, tokens: torch.Tensor) -> None:
+    def take(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
         """Write tokens that were sampled elsewhere to the batch."""
-        rows = self._rows(plan)
+        rows = self._rows(inputs)
         self._batch.token_ids[rows.row_index, rows.length_index] = tokens
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor, pending: PendingResult) -> None:
-        rows = self._rows(plan)
+    def _sample(
+        self, inputs: StepInputs, logits: torch.Tensor, pending: PendingResult, payloads: Mapping[str, bytes]
+    ) -> None:
+        rows = self._rows(inputs)
         requests = [self._request(row) for row in rows.rows]
         names = [request.request_id for request in requests]
         sampling = [request.sampling for request in requests]
@@ -62,7 +66,7 @@ class SamplingStage:
         pending.finite = logits.amax(dim=-1).isfinite()
         asked = [i for i, params in enumerate(sampling) if params.logprobs is not None]
         raw = logits[asked] if asked else None  # a copy: processors may change logits in place
-        logits = self._extensions.before_sample(logits, rows, plan.payloads)
+        logits = self._extensions.before_sample(logits, rows, payloads)
         logits, failed = self.processors.shape(logits, rows, names)
         pending.errors |= failed
         scored = self._mode.startswith("processed") and bool(asked)
@@ -110,17 +114,17 @@ class SamplingStage:
         scores = raw if self._mode.startswith("raw") else final
         return scores.log_softmax(dim=-1) if self._mode.endswith("logprobs") else scores
 
-    def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor, ends: list[int]) -> list[tuple[int, Gathered]]:
+    def _prompt_logprobs(self, inputs: StepInputs, hidden: torch.Tensor, ends: list[int]) -> list[tuple[int, Gathered]]:
         """Return, per row that asked, the scores of the prompt tokens that follow this step's positions."""
         out = []
         asking = self._batch.prompt_logprobs_rows
-        for i, row in enumerate(plan.rows if asking else ()):
+        for i, row in enumerate(inputs.rows if asking else ()):
             if row not in asking:
                 continue
             request = self._request(row)
             wanted = request.sampling.prompt_logprobs or 0
-            first, start = ends[i] - plan.counts[i], plan.starts[i]
-            count = min(plan.counts[i], request.prompt_len - 1 - start)
+            first, start = ends[i] - inputs.counts[i], inputs.starts[i]
+            count = min(inputs.counts[i], request.prompt_len - 1 - start)
             for at in range(0, count, PROMPT_POSITIONS):
                 size = min(PROMPT_POSITIONS, count - at)
                 logits = self._model.logits(hidden[first + at : first + at + size])
@@ -128,9 +132,9 @@ class SamplingStage:
                 out.append((row, gather(self._scores(logits, logits), following, [wanted] * size)))
         return out
 
-    def _rows(self, plan: StepPlan) -> SampleRows:
-        rows = [plan.rows[i] for i in plan.samples]
-        lengths = [plan.starts[i] + plan.counts[i] for i in plan.samples]
+    def _rows(self, inputs: StepInputs) -> SampleRows:
+        rows = [inputs.rows[i] for i in inputs.samples]
+        lengths = [inputs.starts[i] + inputs.counts[i] for i in inputs.samples]
         prompt_lens = [self._batch.prompt_lens[row] for row in rows]
         device = self._batch.token_ids.device
         index = torch.tensor([rows, lengths, prompt_lens]).to(device, non_blocking=True)
@@ -140,11 +144,3 @@ class SamplingStage:
         request = self._batch.requests[row]
         assert request is not None, f"row {row} computes without a request"
         return request
-
-
-def _ends(counts: list[int]) -> list[int]:
-    total, ends = 0, []
-    for count in counts:
-        total += count
-        ends.append(total)
-    return ends

@@ -14,7 +14,7 @@ from core.kv_spec import KVLayout
 from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.step import StepPlan, WorkerInfo
-from core.worker.batch import Batch
+from core.worker.batch import Batch, StepInputs
 from core.worker.extensions import Extensions
 from core.worker.loading import load_model, read_spec
 from core.worker.processors import Active, Explain, Processors
@@ -122,7 +122,7 @@ class Worker:
     def execute(self, plan: StepPlan) -> PendingResult:
         """Run one step. Nothing is copied back here; `PendingResult.get` does that, once."""
         errors = self._enter(plan)
-        if not plan.rows:
+        if not (plan.rows or plan.steady):
             return PendingResult(step=plan.step, errors=errors)
         inputs = self._batch.inputs(plan)
         prepared = {group: self._backend.prepare(inputs.groups[group]) for group in set(self._group_of_layer)}
@@ -130,22 +130,22 @@ class Worker:
             input_ids=inputs.input_ids,
             positions=inputs.positions,
             attention=[prepared[group] for group in self._group_of_layer],
-            rows=plan.rows,
-            starts=plan.starts,
-            counts=plan.counts,
-            prompt_lens=[self._batch.prompt_lens[row] for row in plan.rows],
+            rows=inputs.rows,
+            starts=inputs.starts,
+            counts=inputs.counts,
+            prompt_lens=[self._batch.prompt_lens[row] for row in inputs.rows],
             token_ids=self._batch.token_ids,
         )
         self._extensions.before_forward(batch, plan.payloads)
         hidden = self._model(batch)
         if self._pipeline.size == 1:
             return self._sampling.run(plan, inputs, hidden, errors)
-        return self._across_stages(plan, lambda: self._sampling.run(plan, inputs, hidden, errors))
+        return self._across_stages(plan.step, inputs, lambda: self._sampling.run(plan, inputs, hidden, errors))
 
-    def _across_stages(self, plan: StepPlan, sample: Callable[[], PendingResult]) -> PendingResult:
+    def _across_stages(self, step: int, inputs: StepInputs, sample: Callable[[], PendingResult]) -> PendingResult:
         """Sample on the last stage. The others take its tokens, which the next step reads, or fail as it does."""
-        pending = PendingResult(step=plan.step, errors={})
-        message = torch.zeros(1 + len(plan.samples), dtype=torch.int64, device=self._device)
+        pending = PendingResult(step=step, errors={})
+        message = torch.zeros(1 + len(inputs.samples), dtype=torch.int64, device=self._device)
         if self._pipeline.is_last:
             try:
                 pending = sample()
@@ -156,8 +156,8 @@ class Worker:
                 self._pipeline.from_last(message)
         elif not self._pipeline.from_last(message)[0]:
             raise LastStageFailed
-        elif plan.samples:
-            self._sampling.take(plan, message[1:])
+        elif inputs.samples:
+            self._sampling.take(inputs, message[1:])
         return pending
 
     def _enter(self, plan: StepPlan) -> dict[int, str]:

@@ -161,6 +161,23 @@ def test_starting_needs_room_for_the_whole_sequence_not_only_for_the_first_chunk
     assert kv.admit(lease, kv.find(lease, [], 0), 0, 16, 80, 16)
 
 
+def test_blocks_of_a_window_that_others_hold_too_do_not_count_as_coming_back():
+    kv = make_manager(WINDOW, num_blocks=5)
+    tokens = list(range(49))
+    other, _ = start(kv, tokens)
+    kv.trim(other, 48)
+    lease = kv.open()
+    hit = kv.find(lease, tokens, 48)
+    assert [len(blocks) for blocks in hit.blocks] == [2]
+    assert not kv.admit(lease, hit, 48, 64, 96, 16)
+    kv.close(other)
+    assert kv.admit(lease, hit, 48, 64, 96, 16)
+    for position in (64, 80):
+        kv.trim(lease, position)
+        assert kv.extend(lease, position, position + 16) is not None
+    kv.check([lease])
+
+
 def test_blocks_given_back_wait_for_the_steps_in_flight():
     kv = make_manager(FULL, num_blocks=4)
     lease, _ = start(kv, list(range(64)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -62,6 +63,8 @@ class Sequence:
     tables: list[list[int]]
     root: int
     hashes: list[int] = field(default_factory=list)
+    end: int = 0
+    """Position behind its last step."""
     failed: bool = False
     tainted: bool = False
 
@@ -76,9 +79,14 @@ class Sequence:
 class Submitted:
     plan: StepPlan
     sequences: list[Sequence]
+    """Of the steady rows, then of the others; the next three are parallel to it."""
+    starts: list[int]
+    counts: list[int]
     tables: list[list[list[int]]]
     touched: list[set[tuple[int, int]]]
-    """Per entry, the (pool, block) pairs it reads or writes."""
+    """The (pool, block) pairs it reads or writes."""
+    samples: list[int]
+    """Indices into `sequences`."""
 
 
 class FakeWorker:
@@ -101,13 +109,19 @@ class FakeWorker:
         assert plan.step == self.last_step + 1
         self.last_step = plan.step
         self._apply(plan)
-        assert sum(plan.counts) <= self.budget
+        assert plan.num_tokens <= self.budget
         assert all(count > 0 for count in plan.counts)
-        assert len(set(plan.rows)) == len(plan.rows) == len(plan.starts) == len(plan.counts)
-        sequences = [self._sequence(row) for row in plan.rows]
+        assert len(plan.rows) == len(plan.starts) == len(plan.counts)
+        sequences = [self._sequence(row) for row in (*plan.steady, *plan.rows)]
+        assert len({id(sequence) for sequence in sequences}) == len(sequences), "a row computes twice in a step"
+        num_steady = len(plan.steady)
+        starts = [*(sequence.end for sequence in sequences[:num_steady]), *plan.starts]
+        counts = [1] * num_steady + plan.counts
+        samples = [*range(num_steady), *(num_steady + i for i in plan.samples)]
         tables = [[list(table) for table in sequence.tables] for sequence in sequences]
         touched, written = [], set()
-        for sequence, table, start, count in zip(sequences, tables, plan.starts, plan.counts, strict=True):
+        for sequence, table, start, count in zip(sequences, tables, starts, counts, strict=True):
+            sequence.end = start + count
             writes = self._blocks(table, start, start + count, reads=False)
             assert not writes & written, "two rows write one block in one step"
             written |= writes
@@ -116,7 +130,7 @@ class FakeWorker:
                     if other is not sequence:
                         assert not writes & blocks, "a block that a step in flight uses was given to another"
             touched.append(self._blocks(table, start, start + count, reads=True))
-        self.queue.append(Submitted(plan, sequences, tables, touched))
+        self.queue.append(Submitted(plan, sequences, starts, counts, tables, touched, samples))
 
     def _apply(self, plan: StepPlan) -> None:
         in_flight = {id(sequence) for earlier in self.queue for sequence in earlier.sequences}
@@ -149,10 +163,11 @@ class FakeWorker:
     def collect(self) -> StepResult:
         item = self.queue.popleft()
         plan = item.plan
-        tokens, errors = {}, {}
+        tokens, errors = [], {}
+        rows = [*plan.steady, *plan.rows]
         payloads = self._loads(item)
         for i, sequence in enumerate(item.sequences):
-            start, end = plan.starts[i], plan.starts[i] + plan.counts[i]
+            start, end = item.starts[i], item.starts[i] + item.counts[i]
             self.num_computed += end - start
             if end > len(sequence.tokens):
                 assert sequence.failed, "a token is computed before it is known"
@@ -160,24 +175,24 @@ class FakeWorker:
             self._write_and_read(sequence, item.tables[i], start, end)
             if sequence.request_id in self.fail:
                 sequence.failed = True
-                errors[plan.rows[i]] = self.fail[sequence.request_id]
-                tokens[i] = []
-            elif i in plan.samples:
+                errors[rows[i]] = self.fail[sequence.request_id]
+            elif i in item.samples:
                 assert end == len(sequence.tokens), "a row samples before the end of its tokens"
                 token = (next_token(sequence.hash_at(end - 1)) + sequence.tainted) % VOCAB
                 self.num_tainted += sequence.tainted
                 sequence.tokens.append(token)
-                tokens[i] = [token]
+                tokens.append(token)
             else:
                 assert end < len(sequence.tokens), "a row at the end of its tokens does not sample"
-        rows = [plan.rows[i] for i in plan.samples]
-        return StepResult(plan.step, rows, [tokens[i] for i in plan.samples], errors=errors, payloads=payloads)
+        sampled = [rows[i] for i in item.samples]
+        accepted = [int(row not in errors) for row in sampled] if errors else []
+        return StepResult(plan.step, sampled, tokens, errors=errors, payloads=payloads, accepted=accepted)
 
     def _loads(self, item: Submitted) -> dict[str, bytes]:
         """Do what the connector's scheduler half sent, spoil what is to be spoilt, and return what went wrong."""
         bad: dict[str, int] = {}
         sent = json.loads(item.plan.payloads.get("connector", b"{}"))
-        for sequence, tables, start in zip(item.sequences, item.tables, item.plan.starts, strict=True):
+        for sequence, tables, start in zip(item.sequences, item.tables, item.starts, strict=True):
             name = sequence.request_id
             if name in sent and item.plan.new:
                 first, end, wrong_from, here = sent[name]
@@ -205,7 +220,7 @@ class FakeWorker:
     def fail_steps(self) -> None:
         """The steps in flight fail: what they were to write is garbage."""
         for item in self.queue:
-            for tables, start, count in zip(item.tables, item.plan.starts, item.plan.counts, strict=True):
+            for tables, start, count in zip(item.tables, item.starts, item.counts, strict=True):
                 for group, table in zip(self.layout.groups, tables, strict=True):
                     for position in range(start, start + count):
                         cell = self.contents.setdefault((group.pool, table[position // group.block_size]), {})
@@ -367,7 +382,7 @@ class Engine:
         self._note("fail", "the device is gone")
         self.scheduler.check()
 
-    def _take(self, deltas: list[RequestDelta]) -> None:
+    def _take(self, deltas: Iterable[RequestDelta]) -> None:
         for delta in deltas:
             assert delta.request_id not in self.finished, "a request spoke after its end"
             self.outputs[delta.request_id] += delta.token_ids

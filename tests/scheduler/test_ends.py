@@ -145,7 +145,7 @@ def test_a_row_without_a_token_fails():
     engine = Engine()
     engine.add("a", prompt(3))
     plan = engine.scheduler.schedule()
-    (delta,) = engine.scheduler.update(StepResult(plan.step, [0], [[]]))
+    (delta,) = engine.scheduler.update(StepResult(plan.step, [0], [], accepted=[0]))
     assert delta.finish_reason == "error"
     assert "returned 0 tokens" in delta.error
 
@@ -155,7 +155,7 @@ def test_results_out_of_order_are_an_error():
     engine.add("a", prompt(3), 9)
     engine.scheduler.schedule()
     with pytest.raises(EngineError, match="result of step 2 came in, expected was that of step 1"):
-        engine.scheduler.update(StepResult(2, [0], [[5]]))
+        engine.scheduler.update(StepResult(2, [0], [5]))
 
 
 def test_a_result_with_another_number_of_rows_is_an_error():

@@ -122,7 +122,7 @@ def test_payloads_travel_with_plan_and_result():
     engine.add("a", prompt(5), 2, eos_token_ids=())
     plan = engine.scheduler.schedule()
     assert plan.payloads == {"mail": b"step 1"}
-    engine.scheduler.update(StepResult(1, [0], [[5]], payloads={"mail": b"back", "unknown": b""}))
+    engine.scheduler.update(StepResult(1, [0], [5], payloads={"mail": b"back", "unknown": b""}))
     assert mail.got == [b"back"]
     assert engine.scheduler.schedule().payloads == {}
 
@@ -170,7 +170,7 @@ def test_tokens_of_a_remote_cache_are_not_computed():
     assert (plan.starts, plan.counts) == ([10], [10])
     assert [len(table) for table in plan.new[0].blocks] == [5, 5, 5]
     assert plan.new[0].blocks[1][0] == 0  # outside the window
-    engine.scheduler.update(StepResult(1, [0], [[5]]))
+    engine.scheduler.update(StepResult(1, [0], [5]))
     engine.scheduler.check()
     assert engine.scheduler.abort("a").num_cached_tokens == 10
 
@@ -191,7 +191,7 @@ def drafted(accepted, *, depth=1, max_tokens=20, num_blocks=64, requests=1):
             flights.append((plan, dict(rows)))
             continue
         plan, names = flights.pop(0)
-        tokens = []
+        tokens, counts = [], []
         for index in plan.samples:
             name = names[plan.rows[index]]
             step += 1
@@ -200,8 +200,10 @@ def drafted(accepted, *, depth=1, max_tokens=20, num_blocks=64, requests=1):
             assert plan.starts[index] <= known - 1
             assert known + extra + 1 <= 6 + max_tokens
             count = 1 + min(extra, accepted[step % len(accepted)])
-            tokens.append([1 + (len(outputs[name]) + j) % 20 for j in range(count)])
-        for delta in scheduler.update(StepResult(plan.step, [plan.rows[i] for i in plan.samples], tokens)):
+            counts.append(count)
+            tokens += [1 + (len(outputs[name]) + j) % 20 for j in range(count)]
+        sampled = [plan.rows[i] for i in plan.samples]
+        for delta in scheduler.update(StepResult(plan.step, sampled, tokens, accepted=counts)):
             outputs[delta.request_id] += delta.token_ids
         scheduler.check()
     engine.check_idle()
@@ -225,5 +227,5 @@ def test_more_tokens_than_were_planned_fail_the_request():
     engine = Engine()
     engine.add("a", prompt(5), 9)
     engine.scheduler.schedule()
-    (delta,) = engine.scheduler.update(StepResult(1, [0], [[5, 6]]))
+    (delta,) = engine.scheduler.update(StepResult(1, [0], [5, 6], accepted=[2]))
     assert "returned 2 tokens where 1 to 1 were planned" in delta.error

@@ -65,7 +65,7 @@ def test_the_first_difference_is_reported(tmp_path):
     with open(tmp_path / "changed", "wb") as file:
         for frame in frames:
             event = msgspec.msgpack.decode(frame)
-            if changed is None and isinstance(event, list) and event[0] == "plan" and event[2] > 9:
+            if changed is None and isinstance(event, list) and event[0] == "plan" and event[2] > 9 and event[3][6]:
                 changed = event[2]
                 event[3][6][0] += 1
                 frame = msgspec.msgpack.encode(event)

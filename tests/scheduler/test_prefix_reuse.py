@@ -1,9 +1,10 @@
 """What the scheduler does with the prefix cache."""
 
+import msgspec
 import pytest
 from fake_worker import VOCAB, Engine
 
-from core.step import Logprobs, Span, StepResult
+from core.step import Logprobs, Span
 from core.types import SamplingParams
 
 
@@ -105,7 +106,7 @@ def test_prompt_logprobs_are_delivered_once_each_across_a_preemption():
             if sequence.request_id == "b":
                 positions = range(start + 1, min(start + count, 11) + 1)
                 entries[row] = [Logprobs([sequence.tokens[p]], [-float(p)], 1) for p in positions]
-        result = StepResult(result.step, result.rows, result.tokens, prompt_logprobs=entries)
+        result = msgspec.structs.replace(result, prompt_logprobs=entries)
         for delta in engine.scheduler.update(result):
             seen += [-int(entry.values[0]) for entry in delta.prompt_logprobs or []]
         engine.scheduler.check()

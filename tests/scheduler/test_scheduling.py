@@ -41,7 +41,7 @@ def test_decodes_come_first_and_chunks_take_the_rest_of_the_budget():
     engine.add("b", prompt(20, 2), 9, eos_token_ids=())
     engine.step()
     engine.step()
-    assert [plan.counts for plan in engine.plans[-2:]] == [[1, 7], [1, 7]]
+    assert [(len(plan.steady), plan.counts) for plan in engine.plans[-2:]] == [(1, [7]), (1, [7])]
 
 
 def test_the_threshold_bounds_the_chunks_of_one_request():
@@ -54,10 +54,10 @@ def test_the_threshold_bounds_the_chunks_of_one_request():
 
 def test_without_chunking_a_prompt_waits_until_it_fits_the_step():
     engine = Engine(budget=16, chunked_prefill=False)
-    engine.add("a", prompt(10), 3)
+    engine.add("a", prompt(10), 4, eos_token_ids=())
     engine.add("b", prompt(10, 2), 3)
     engine.run()
-    assert [plan.counts for plan in engine.plans[:2]] == [[10], [1, 10]]
+    assert [(len(plan.steady), plan.counts) for plan in engine.plans[:2]] == [(0, [10]), (1, [10])]
     engine.check_outputs()
 
 
@@ -74,7 +74,7 @@ def test_no_more_requests_run_than_rows():
     engine.step()
     assert engine.scheduler.num_running <= 2
     engine.run()
-    assert max(len(plan.rows) for plan in engine.plans) == 2
+    assert max(len(plan.rows) + len(plan.steady) for plan in engine.plans) == 2
 
 
 def test_no_more_requests_run_than_tokens_in_the_budget():
@@ -228,7 +228,7 @@ def test_rows_are_stable_while_nobody_comes_or_goes():
         engine.add(f"r{i}", prompt(3, i), 12, eos_token_ids=())
     for _ in range(6):
         engine.step()
-    assert len({tuple(plan.rows) for plan in engine.plans[2:]}) == 1
+    assert len({tuple(plan.steady) for plan in engine.plans[2:]}) == 1
 
 
 def test_no_more_plans_than_the_depth_are_in_flight():

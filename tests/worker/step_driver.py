@@ -114,7 +114,7 @@ class Driver:
     def take(self, result: StepResult) -> None:
         """Append a result's tokens to their requests."""
         names = {row: name for name, row in self.rows.items()}
-        for row, tokens in zip(result.rows, result.tokens, strict=True):
+        for row, tokens in zip(result.rows, result.by_row(), strict=True):
             self.tokens[names[row]] += tokens
 
     def generate(self, name: str, count: int) -> list[int]:

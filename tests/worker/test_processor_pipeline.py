@@ -111,7 +111,7 @@ def test_a_fault_fails_the_rows_it_was_called_for_and_names_whose_it_is(
     text = result.errors[driver.rows["asking"]]
     for part in ("probe", "logits_processors:probe", "request 'asking'", "RuntimeError", "no luck"):
         assert part in text
-    assert result.tokens[result.rows.index(driver.rows["asking"])] == []
+    assert result.by_row()[result.rows.index(driver.rows["asking"])] == []
     driver.end("asking")
     plain.step()
     assert driver.generate("bystander", 3) == plain.generate("bystander", 3)

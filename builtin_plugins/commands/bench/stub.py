@@ -19,7 +19,7 @@ class StubExecutor:
     def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
         self.depth = 2 if config.scheduler.async_scheduling else 1
         self._num_rows = config.scheduler.max_num_seqs or 1
-        self._tokens = [[TOKEN] for _ in range(self._num_rows)]
+        self._tokens = [TOKEN] * self._num_rows
         self._plans: deque[StepPlan] = deque()
 
     def start(self) -> WorkerInfo:
@@ -40,7 +40,7 @@ class StubExecutor:
         for new in plan.new:
             if not 0 <= new.row < self._num_rows:
                 raise IndexError(f"row {new.row} is outside the batch of {self._num_rows}.")
-        rows = plan.rows if len(plan.samples) == len(plan.rows) else [plan.rows[i] for i in plan.samples]
+        rows = [*plan.steady, *(plan.rows[i] for i in plan.samples)] if plan.samples else plan.steady
         return StepResult(plan.step, rows, self._tokens[: len(rows)])
 
     def shutdown(self) -> None:
