@@ -17,6 +17,7 @@ from core.step import EngineRequest, RequestDelta, StepNews, StepPlan
 if TYPE_CHECKING:
     from core.contracts import Executor
     from core.scheduler import Journal, Scheduler
+    from core.scheduler.journal import Kind
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +71,7 @@ class EngineCore:
             for request in requests:
                 self.scheduler.add(request)
                 added.append(request.request_id)
-                if self._journal is not None:
-                    self._journal.add(self._clock(), request)
+                self._record("add", request)
         except EngineError:
             self.abort(added)
             raise
@@ -80,8 +80,7 @@ class EngineCore:
         """End requests in whatever state they are; ids that are unknown or ended are passed over."""
         deltas = []
         for request_id in request_ids:
-            if self._journal is not None:
-                self._journal.abort(self._clock(), request_id)
+            self._record("abort", request_id)
             delta = self.scheduler.abort(request_id)
             if delta is not None:
                 deltas.append(delta)
@@ -92,20 +91,17 @@ class EngineCore:
 
     def wake(self, request_id: str) -> None:
         """Let a parked request start: what its extension waited for has happened outside of a step."""
-        if self._journal is not None:
-            self._journal.wake(self._clock(), request_id)
+        self._record("wake", request_id)
         self.scheduler.wake(request_id)
 
     def release(self, request_id: str) -> None:
         """Give back the blocks of an ended request that an extension kept."""
-        if self._journal is not None:
-            self._journal.release(self._clock(), request_id)
+        self._record("release", request_id)
         self.scheduler.release(request_id)
 
     def recompute(self, request_id: str, position: int) -> None:
         """Distrust what a request has cached at or after `position`; nothing made of it remains or leaves."""
-        if self._journal is not None:
-            self._journal.recompute(self._clock(), request_id, position)
+        self._record("recompute", (request_id, position))
         self.scheduler.recompute(request_id, position)
 
     def step(self) -> StepNews:
@@ -129,8 +125,7 @@ class EngineCore:
             raise  # Ctrl-C; what was in flight is collected, so that the engine can be used again
         plan = self._in_flight.pop(0)
         news = self.scheduler.update(result)
-        if self._journal is not None:
-            self._journal.result(self._clock(), result)
+        self._record("result", result)
         self.num_steps += 1
         if self.observe is not None:
             self.observe(self._stats(plan, self._clock() - started))
@@ -141,8 +136,7 @@ class EngineCore:
             plan = self.scheduler.schedule()
             if plan is None:
                 return
-            if self._journal is not None:
-                self._journal.plan(self._clock(), plan)
+            self._record("plan", plan)
             if plan.new and self.starting is not None:
                 self.starting([new.request_id for new in plan.new])
             self._executor.submit(plan)
@@ -158,15 +152,17 @@ class EngineCore:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
         message = f"{type(error).__name__}: {error}"
-        if self._journal is not None:
-            self._journal.fail(self._clock(), message)
+        self._record("fail", message)
         return self.scheduler.fail_in_flight(message)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
-        if self._journal is not None:
-            self._journal.reset_prefix_cache(self._clock())
+        self._record("reset", None)
         return self.scheduler.reset_prefix_cache()
+
+    def _record(self, kind: Kind, data: object) -> None:
+        if self._journal is not None:
+            self._journal.record(kind, self._clock(), data)
 
     def _stats(self, plan: StepPlan, step_s: float) -> StepStats:
         stats = self._state(step_s)

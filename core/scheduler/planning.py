@@ -39,8 +39,11 @@ class _Draft:
 
     step: int
     budget: int
-    entries: list[tuple[Request, int, int, bool]] = field(default_factory=list)
-    """(request, start, count, samples) of all who are not in the cohort."""
+    requests: list[Request] = field(default_factory=list)
+    """All who are not in the cohort; `starts` and `counts` are parallel, `samples` indices."""
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
     blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
     look_ahead: int = 1
@@ -87,7 +90,7 @@ class Planner:
                 self._continue(draft, request)
         if not draft.short:
             self._admit(draft)
-        if not draft.entries and not self._cohort:
+        if not draft.requests and not self._cohort:
             # The last one running yielded to blocks that are reserved; no result is to come, and others may start.
             again = draft.preempted_rows and self._batch.issued == self._batch.returned
             return self.plan() if again else None
@@ -219,32 +222,26 @@ class Planner:
         """Write a request's part of the step into the draft and move its counts on, optimistically."""
         end = request.planned = start + count
         request.last_step = draft.step
-        samples = end == request.total
-        if samples:
+        if end == request.total:
+            draft.samples.append(len(draft.requests))
             request.total += 1
             request.extra = extra
-        draft.entries.append((request, start, count + extra, samples))
+        draft.requests.append(request)
+        draft.starts.append(start)
+        draft.counts.append(count + extra)
         draft.budget -= count + extra
         self._kv.commit(request.lease, request.tokens, min(end, len(request.tokens)))
 
     def _emit(self, draft: _Draft) -> tuple[StepPlan, Flight]:
         """Turn the draft into a plan: the cohort first, then everyone else in order of rank."""
-        entries, blocks = draft.entries, draft.blocks
+        blocks = draft.blocks
         if draft.preempted_rows:
             blocks = [entry for entry in blocks if entry[0] not in draft.preempted_rows]
-        plan = StepPlan(
-            step=draft.step,
-            ended=self._ended,
-            new=draft.new,
-            blocks=blocks,
-            rows=[request.row for request, _, _, _ in entries],
-            starts=[start for _, start, _, _ in entries],
-            counts=[count for _, _, count, _ in entries],
-            samples=[index for index, (_, _, _, samples) in enumerate(entries) if samples],
-            steady=self._cohort.members.rows,
-        )
+        rows, steady = [request.row for request in draft.requests], self._cohort.members.rows
+        columns = rows, draft.starts, draft.counts, draft.samples
+        plan = StepPlan(draft.step, self._ended, draft.new, blocks, *columns, {}, steady)
         self._ended = []
-        return self._issue(plan, [request for request, _, _, _ in entries])
+        return self._issue(plan, draft.requests)
 
     def _issue(self, plan: StepPlan, others: list[Request]) -> tuple[StepPlan, Flight]:
         """Let a plan go: whoever it names is further by what it computes."""

@@ -99,10 +99,8 @@ def _run(scheduler: Scheduler, events: Sequence[Frame]) -> Iterator[tuple[Frame,
             scheduler.reset_prefix_cache()
         elif event.kind == "recompute":
             scheduler.recompute(*decode(event.data, type=tuple[str, int]))
-        elif event.kind in ("abort", "wake", "release"):
-            getattr(scheduler, event.kind)(decode(event.data, type=str))
         else:
-            raise EngineError(f"the journal holds an event {event.kind!r} that this version does not know.")
+            getattr(scheduler, event.kind)(decode(event.data, type=str))  # abort, wake or release
         yield event, None
 
 

@@ -317,10 +317,10 @@ class Engine:
         self.journal: Any = None
         self.clock = 0.0
 
-    def _note(self, kind: str, *data: Any) -> None:
+    def _note(self, kind: Any, data: Any) -> None:
         if self.journal is not None:
             self.clock += 1
-            getattr(self.journal, kind)(self.clock, *data)
+            self.journal.record(kind, self.clock, data)
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> bool:
         """Queue a request; False if it was refused."""
@@ -353,7 +353,7 @@ class Engine:
     def recompute(self, request_id: str, position: int) -> None:
         """What the request has cached from a position on turned out to be wrong."""
         self.scheduler.recompute(request_id, position)
-        self._note("recompute", request_id, position)
+        self._note("recompute", (request_id, position))
         self.scheduler.check()
 
     def tokens(self, request_id: str) -> list[int]:

@@ -117,7 +117,7 @@ class Engines(RuleBasedStateMachine):
     def reset(self):
         free = self.engine.scheduler.kv_usage == 0
         assert self.engine.scheduler.reset_prefix_cache() == free
-        self.engine.journal.reset_prefix_cache(0.0)
+        self.engine.journal.record("reset", 0.0, None)
 
     @precondition(lambda self: self.names)
     @rule(which=st.integers(0, 10_000))
