@@ -6,7 +6,8 @@ needs a model, is replaced by a plain object. Its sequences have blocks of 256 t
 sides are told 16. It needs numpy and xxhash; without xxhash, hashlib's BLAKE2 stands in, and that is said.
 
 Both keep the same number of requests running, with prompts of 64 random tokens, in two ways. Steady: all decode,
-nobody comes or ends; the median turn divided by the requests. Arrivals: one of a hundred requests ends in a step and
+nobody comes or ends; the median turn divided by the requests, then the mean, which has the turns in which blocks are
+full. Arrivals: one of a hundred requests ends in a step and
 another arrives; the time of all turns divided by all tokens generated, because nano-vllm computes prompts and decodes
 in different steps, and ours does both in one. A turn is: queue what arrives, schedule, take in a token for each.
 
@@ -180,8 +181,8 @@ def _blake2_as_xxhash() -> Any:
     return module
 
 
-def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> float:
-    """Run one side for a round; return microseconds a request, or with arrivals a generated token."""
+def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> tuple[float, float]:
+    """Run one side for a round; return microseconds: of the median turn a request, of all turns a generated token."""
     rng = random.Random(seed)
 
     def request(max_tokens: int) -> Any:
@@ -208,7 +209,7 @@ def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> flo
         tokens += side.update(plan, result)
         times.append(time.perf_counter() - answered + planned - started)
     gc.unfreeze()
-    return 1e6 * (sum(times) / tokens if arrivals else statistics.median(times) / rows)
+    return 1e6 * statistics.median(times) / rows, 1e6 * sum(times) / tokens
 
 
 def main() -> None:
@@ -222,17 +223,18 @@ def main() -> None:
     parts, note = load_nano(args.folder.resolve())
     sides: list[Callable[[int], Any]] = [Ours, lambda rows: Nano(rows, parts)]
     print(f"microseconds, medians of {args.rounds} interleaved rounds of {args.steps} steps; {note}")
-    print(f"{'':>8} {'steady, a request':^32} {'1 % arrivals, a token':^32}")
-    print(f"{'running':>8} " + 2 * f"{'ours':>10} {'nano-vllm':>11} {'ratio':>9} ")
+    print(f"{'':>8} {'steady, median, a request':^32} {'steady, mean, a token':^32} {'1 % arrivals, a token':^32}")
+    print(f"{'running':>8} " + 3 * f"{'ours':>10} {'nano-vllm':>11} {'ratio':>9} ")
     for rows in args.running:
         cells = []
         for arrivals in (False, True):
-            found: list[list[float]] = [[], []]
+            found: list[list[tuple[float, float]]] = [[], []]
             for turn in range(args.rounds):
                 for index in (0, 1) if turn % 2 else (1, 0):
                     found[index].append(drive(sides[index](rows), rows, args.steps, turn, arrivals=arrivals))
-            ours, nano = map(statistics.median, found)
-            cells.append(f"{ours:>10.3f} {nano:>11.3f} {nano / ours:>8.2f}x")
+            for kind in (1,) if arrivals else (0, 1):
+                ours, nano = (statistics.median(figures[kind] for figures in side) for side in found)
+                cells.append(f"{ours:>10.3f} {nano:>11.3f} {nano / ours:>8.2f}x")
         print(f"{rows:>8} {' '.join(cells)}", flush=True)
     print(f"The ratio to reach is {TARGET:g}.")
 

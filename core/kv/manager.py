@@ -92,6 +92,11 @@ class KVManager:
         return 1 - sum(pool.num_free for pool in self._pools) / total if total else 0.0
 
     @property
+    def is_windowed(self) -> bool:
+        """Say whether any group gives blocks back while its request runs."""
+        return bool(self._local)
+
+    @property
     def is_plentiful(self) -> bool:
         """Say whether so much of every pool is free that nobody misses a block taken a little early."""
         return all(pool.num_free >= max(PLENTY_BLOCKS, pool.num_blocks // 4) for pool in self._pools)

@@ -14,7 +14,7 @@ from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.request import Request, State
 from core.step import NewRow, StepPlan
 
-LOOK_AHEAD_TOKENS: Final = 64
+LOOK_AHEAD_TOKENS: Final = 128
 """Room a steady request takes at a time while blocks are plentiful."""
 
 
@@ -104,8 +104,10 @@ class Planner:
         if position >= request.limit - 2:
             self._batch.stall(request)  # its last token may come from any step but a steady one
             return
-        self._kv.commit(lease, request.tokens, min(position, len(request.tokens)))
-        self._kv.trim(lease, position)
+        if self._kv.is_windowed:
+            # What leaves the window can be found again only if it was offered; all else is when the request ends.
+            self._kv.commit(lease, request.tokens, min(position, len(request.tokens)))
+            self._kv.trim(lease, position)
         if position >= lease.capacity:
             end = min(position + draft.look_ahead, request.limit - 1)
             appended = self._make_room(draft, request, position, end)

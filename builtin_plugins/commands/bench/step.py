@@ -1,13 +1,16 @@
 """`engine bench step`: what the engine itself costs in a step, without a model and without a worker.
 
 A step is everything from the queue to the news about every request: planning, KV blocks and their prefix hashes, the
-hand-over to an executor that answers at once, tokens taken in, ends. Arrivals are part of the step they come before.
-Output assembly (what a client is told, without text) is measured in runs of its own, as the difference.
+hand-over to an executor that answers at once, tokens taken in, ends. It is measured twice: while the same requests
+decode all the time (the median step, divided by the requests), and while a share of them ends and is replaced in each
+step (all time divided by all tokens; arrivals are part of the step they come before). Output assembly (what a client
+is told, without text) is measured in runs of its own, as the difference of two steady steps.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +63,10 @@ class Load:
         """Tokens that a request generates."""
         return round(1 / self.arrivals) if self.arrivals else self.warmup + self.steps + 1
 
+    def first_life(self, index: int) -> int:
+        """Return the tokens of a request that is there from the start: with arrivals the ends are spread evenly."""
+        return self.warmup + 1 + index * self.life // self.rows if self.arrivals else self.life
+
     @property
     def context(self) -> int:
         """Tokens of the longest request."""
@@ -105,8 +112,8 @@ class Step:
         rounds: dict[int, list[dict[str, float]]] = {rows: [] for rows in args.running}
         for turn in range(args.rounds):
             for rows in args.running:
-                load = Load(rows, args.arrivals, args.prompt_len, args.steps, args.warmup_steps)
-                rounds[rows].append(_measure(context, load, seed + turn))
+                steady = Load(rows, 0.0, args.prompt_len, args.steps, args.warmup_steps)
+                rounds[rows].append(_measure(context, steady, replace(steady, arrivals=args.arrivals), seed + turn))
         sizes = [_summary(rows, found) for rows, found in rounds.items()]
         cache = context.config.cache
         result = {
@@ -123,12 +130,32 @@ class Step:
         return 0
 
 
-def _measure(context: Any, load: Load, seed: int) -> dict[str, float]:
+def _measure(context: Any, steady: Load, changing: Load, seed: int) -> dict[str, float]:
     """Return the microseconds of one round."""
+    times, _ = _measure_core(context, steady, seed)
+    with_arrivals, tokens = _measure_core(context, changing, seed)
+    with _engine(context, steady) as llm:
+
+        def add_to_llm(name: str, prompt: list[int], max_tokens: int) -> None:
+            told = SamplingParams(max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA)
+            llm.add_request(name, prompt, told)
+
+        with_outputs, _ = _drive(llm.step, llm.core, add_to_llm, steady, seed)
+    return {
+        "step_us": percentile(times, 50),
+        "p99_us": percentile(times, 99),
+        "mean_us": mean(times),
+        "token_us": sum(with_arrivals) / tokens,
+        "outputs_us": percentile(with_outputs, 50) - percentile(times, 50),
+    }
+
+
+def _measure_core(context: Any, load: Load, seed: int) -> tuple[list[float], int]:
+    """Return the microseconds of each step of an engine core, and the tokens they made."""
     with _engine(context, load) as llm:
         core = llm.core
 
-        def add_to_core(name: str, prompt: list[int], max_tokens: int) -> None:
+        def add(name: str, prompt: list[int], max_tokens: int) -> None:
             sampling = SamplingParams(max_tokens=max_tokens)
             request = EngineRequest(
                 request_id=name,
@@ -140,28 +167,18 @@ def _measure(context: Any, load: Load, seed: int) -> dict[str, float]:
             )
             core.add([request])
 
-        times, tokens = _drive(core.step, core, add_to_core, load, seed)
-    with _engine(context, load) as llm:
-
-        def add_to_llm(name: str, prompt: list[int], max_tokens: int) -> None:
-            told = SamplingParams(max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA)
-            llm.add_request(name, prompt, told)
-
-        with_outputs, _ = _drive(llm.step, llm.core, add_to_llm, load, seed)
-    return {
-        "step_us": percentile(times, 50),
-        "p99_us": percentile(times, 99),
-        "mean_us": mean(times),
-        "token_us": sum(times) / tokens,
-        "outputs_us": percentile(with_outputs, 50) - percentile(times, 50),
-    }
+        return _drive(core.step, core, add, load, seed)
 
 
 @contextmanager
 def _engine(context: Any, load: Load) -> Iterator[LLM]:
     from core import LLM  # lazy: torch is slow to import
 
-    llm = LLM.from_config(_config(context.config, load), context.registry)
+    logging.disable(logging.INFO)  # that it is ready would be said once for each measurement
+    try:
+        llm = LLM.from_config(_config(context.config, load), context.registry)
+    finally:
+        logging.disable(logging.NOTSET)
     try:
         yield llm
     finally:
@@ -181,7 +198,6 @@ def _config(config: EngineConfig, load: Load) -> EngineConfig:
             config.scheduler, max_num_seqs=load.rows, max_num_batched_tokens=max(BUDGET_TOKENS, load.rows)
         ),
         parallel=replace(config.parallel, distributed_executor_backend="stub"),
-        observability=replace(config.observability, log_level="error"),
     )
 
 
@@ -193,9 +209,8 @@ def _drive(step: Callable[[], Any], core: Any, add: Add, load: Load, seed: int) 
         name, prompt = str(next(names)), [rng.randrange(1, END_ID) for _ in range(load.prompt_len)]
         return lambda: add(name, prompt, max_tokens)
 
-    # Ends are spread evenly from the first measured step on.
     for i in range(load.rows):
-        arrive(load.warmup + 1 + i * load.life // load.rows)()
+        arrive(load.first_life(i))()
     for _ in range(load.warmup):
         step()
     times, tokens = [], 0
@@ -225,13 +240,14 @@ def _summary(rows: int, rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 def _show(result: dict[str, Any]) -> None:
     print(
-        f"The engine's own step: {result['arrivals']:.0%} arrivals, blocks of {result['block_size']} tokens, prefix "
-        f"caching {'on' if result['prefix_caching'] else 'off'}; microseconds, medians"
+        f"The engine's own step, {result['arrivals']:.0%} arrivals in the last but one column, blocks of "
+        f"{result['block_size']} tokens, prefix caching {'on' if result['prefix_caching'] else 'off'}; "
+        "microseconds, medians"
     )
-    heads = ("running", "a step", "a request", "p99 step", "a token (mean)", "outputs, more")
+    heads = ("running", "a step", "a request", "p99 step", "a token, arrivals", "outputs, more")
     names = ("step_us", "request_us", "p99_us", "token_us", "outputs_us")
     print_columns(
-        heads, ([str(size["num_running"]), *(f"{size[name]:.2f}" for name in names)] for size in result["running"])
+        heads, ([str(size["num_running"]), *(f"{size[name]:.3f}" for name in names)] for size in result["running"])
     )
     warn_if_busy(result["conditions"])
 
@@ -242,6 +258,9 @@ def _plot(file: str, sizes: list[dict[str, Any]]) -> None:
 
     panels = {
         "microseconds a step": {"median": line("step_us"), "p99": line("p99_us")},
-        "microseconds a request": {"median step / requests": line("request_us"), "mean, a token": line("token_us")},
+        "microseconds a request": {
+            "median step / requests": line("request_us"),
+            "a token, with arrivals": line("token_us"),
+        },
     }
     plot_lines(file, "The engine's own step", line("num_running"), panels, "running requests")
