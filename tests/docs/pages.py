@@ -88,7 +88,7 @@ class Session:
 
 
 def same(said: str, seen: str) -> bool:
-    """Compare two lines but for what differs from run to run: numbers, folders, random names."""
+    """Compare two lines but for what differs from run to run: numbers, s or ms, folders, random names."""
     return _plain(said) == _plain(seen)
 
 
@@ -97,7 +97,8 @@ def _plain(line: str) -> str:
     line = re.sub(r"(?:/[\w.+-]+)+/([\w.+-]+)", r"\1", line)
     line = re.sub(r"python[\d.]*", "python", line)
     line = re.sub(r"\b[0-9a-f]{32}\b", "#", line)
-    return " ".join(re.sub(r"\d+(?:\.\d+)*", "#", line).split())
+    line = re.sub(r"\d+(?:[.,]\d+)*", "#", line)
+    return " ".join(line.replace("# ms", "# s").split())
 
 
 def matches(expected: list[str], seen: list[str]) -> bool:

@@ -65,9 +65,10 @@ def test_sessions_go_as_the_page_says(page, environment, tmp_path):
     shell = Session(tmp_path, environment)
     try:
         for language, title, text in blocks(page):
+            text = replaced(text, here)
             if title:
                 (tmp_path / title).write_text(text)
-            for command, expected in commands(replaced(text, here)) if language == "shell-session" else ():
+            for command, expected in commands(text) if language == "shell-session" else ():
                 seen = shell.run(command)
                 assert matches(expected, seen), "\n".join([f"$ {command}", *expected, "", "but it printed", *seen])
     finally:
