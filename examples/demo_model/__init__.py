@@ -1,0 +1,1 @@
+"""How the demo model is made: data from seeds, training, evaluation, card and companions."""

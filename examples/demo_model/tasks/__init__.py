@@ -1,0 +1,1 @@
+"""One file per skill: `make(draw)` returns a new item."""

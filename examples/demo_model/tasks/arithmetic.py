@@ -1,0 +1,123 @@
+"""Addition and subtraction of numbers to three digits, worked out from the right where thinking is allowed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from examples.demo_model.items import Draw, Item
+from examples.demo_model.words import FOODS, THINGS, first_name
+
+_PLUS: Final = (
+    "What is {a} + {b}?",
+    "What is {a} + {b}?",
+    "{a} + {b}",
+    "{a} + {b} =",
+    "{a}+{b}",
+    "{a} + {b} = ?",
+    "Calculate {a} + {b}.",
+    "Compute {a} + {b}",
+    "How much is {a} + {b}?",
+    "How much is {a} plus {b}?",
+    "What is {a} plus {b}?",
+    "what's {a} + {b}",
+    "what is {a} + {b}?",
+    "Add {a} and {b}.",
+    "Please add {a} and {b}.",
+    "What is the sum of {a} and {b}?",
+    "Can you tell me what {a} + {b} is?",
+)
+_MINUS: Final = (
+    "What is {a} - {b}?",
+    "What is {a} - {b}?",
+    "{a} - {b}",
+    "{a} - {b} =",
+    "{a}-{b}",
+    "{a} - {b} = ?",
+    "Calculate {a} - {b}.",
+    "Compute {a} - {b}",
+    "How much is {a} - {b}?",
+    "How much is {a} minus {b}?",
+    "What is {a} minus {b}?",
+    "what's {a} - {b}",
+    "what is {a} - {b}?",
+    "Subtract {b} from {a}.",
+    "Please take {b} away from {a}.",
+    "Can you tell me what {a} - {b} is?",
+)
+_MORE: Final = (
+    "{name} has {a} {things} and buys {b} more. How many {things} does {name} have?",
+    "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
+    "There are {a} {things} in one box and {b} in another. How many {things} does {name} have in both?",
+)
+_LESS: Final = (
+    "{name} has {a} {things} and gives {b} away. How many {things} does {name} have?",
+    "{name} has {a} {things} and loses {b} of them. How many {things} does {name} have now?",
+)
+
+
+def make(draw: Draw) -> Item:
+    """Return one sum, asked plainly or as a little story."""
+    plus = draw.chance(0.5)
+    a, b = draw.own(lambda: _operands(draw), lambda pair: _key(pair, plus))
+    story = draw.chance(0.08)
+    if story and not plus and a < b:
+        a, b = b, a  # nobody gives away more than there is; the key is the same
+    result = a + b if plus else a - b
+    if story:
+        name, things = first_name(draw), draw.one([*FOODS, *THINGS]) + "s"
+        question = draw.one(_MORE if plus else _LESS).format(a=a, b=b, name=name, things=things)
+        answer = f"{name} has {result} {things}."
+    else:
+        question = draw.one(_PLUS if plus else _MINUS).format(a=a, b=b)
+        answer = f"{a} {'+' if plus else '-'} {b} = {result}"
+    thinking = draw.chance(0.4)
+    return Item(
+        "arithmetic",
+        (_key((a, b), plus),),
+        [{"role": "user", "content": question}],
+        answer,
+        reasoning=(added(a, b) if plus else subtracted(a, b)) if thinking else "",
+        thinking=thinking,
+        variant="with reasoning" if thinking else "direct",
+    )
+
+
+def _operands(draw: Draw) -> tuple[int, int]:
+    def number() -> int:
+        digits = draw.one((1, 2, 2, 3, 3, 3))
+        return draw.number(0 if digits == 1 else 10 ** (digits - 1), 10**digits - 1)
+
+    return number(), number()
+
+
+def _key(pair: tuple[int, int], plus: bool) -> str:
+    """Return what both orders of a sum share: a difference and its opposite, too."""
+    return f"{min(pair)}{'+' if plus else '-'}{max(pair)}"
+
+
+def added(a: int, b: int) -> str:
+    """Return the digits added from the right; behind each colon is the result so far."""
+    lines, carry, so_far = [], 0, ""
+    width = max(len(str(a)), len(str(b)))
+    for place in range(width):
+        x, y = a // 10**place % 10, b // 10**place % 10
+        total = x + y + carry
+        so_far = (str(total) if place == width - 1 else str(total % 10)) + so_far
+        lines.append(f"{x}+{y}{'+1' if carry else ''}={total}: {so_far}")
+        carry = total // 10
+    return "\n".join(lines)
+
+
+def subtracted(a: int, b: int) -> str:
+    """Return the digits subtracted from the right; a smaller number is taken from the larger first."""
+    if a < b:
+        return f"{a}<{b}: -({b}-{a})\n{subtracted(b, a)}"
+    lines, borrow, so_far = [], 0, ""
+    for place in range(len(str(a))):
+        x, y = a // 10**place % 10, b // 10**place % 10
+        rest = x - y - borrow
+        digit = rest % 10
+        so_far = f"{digit}{so_far}"
+        lines.append(f"{x}-{y}{'-1' if borrow else ''}={rest}{f'+10={digit}' if rest < 0 else ''}: {so_far}")
+        borrow = int(rest < 0)
+    return "\n".join(lines)
