@@ -5,6 +5,7 @@ Importing this module imports no torch.
 """
 
 from core.config import EngineConfig
+from core.config.fields import Option
 from core.contracts import (
     Architecture,
     AttentionBackend,
@@ -47,6 +48,7 @@ from core.errors import (
     InvalidRequest,
     ModelError,
     PluginError,
+    ProcessFrozen,
     ProcessKilled,
     QueueFull,
     RequestFailed,
@@ -70,7 +72,7 @@ from core.model_spec import (
     WeightNames,
     YarnScaling,
 )
-from core.plugin.entry import API_VERSION, Entry, Option, hookimpl, hookspec
+from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.step import EngineRequest, Logprobs, NewRow, RequestDelta, Span, StepPlan, StepResult, WorkerInfo
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
 
@@ -124,6 +126,7 @@ __all__ = [
     "Option",
     "Platform",
     "PluginError",
+    "ProcessFrozen",
     "ProcessKilled",
     "QuantMethod",
     "QueueFull",

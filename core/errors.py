@@ -57,6 +57,10 @@ class ProcessKilled(EngineDead):
     """A process of the engine was ended from outside: killed by somebody, or by the system for want of memory."""
 
 
+class ProcessFrozen(ProcessKilled):
+    """A process of the engine gave no sign of life for too long and was killed for it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

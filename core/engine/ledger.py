@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Final
 
 import msgspec
@@ -36,13 +37,25 @@ class Debt:
     """The engine is computing it."""
     strikes: int = 0
     struck_at: int = -1
-    """Number of tokens it had at its last strike."""
+    """Number of tokens it had when the engine last died under it."""
+    suspected: bool = False
     guilty: bool = False
 
     @property
     def is_suspect(self) -> bool:
         """Say whether it has got no token since it was in a step the engine died in."""
-        return self.struck_at == len(self.token_ids)
+        return self.suspected and self.struck_at == len(self.token_ids)
+
+
+class Death(IntEnum):
+    """How an engine ended, and so whom that speaks against."""
+
+    KILLED = 0
+    """By somebody outside, it seems: against a request that was alone, or that dies a second time in one place."""
+    UNCLEAR = 1
+    """By somebody outside or by a request: all it was computing are to be tried alone."""
+    FAULT = 2
+    """Against all it was computing."""
 
 
 class Ledger:
@@ -94,20 +107,22 @@ class Ledger:
         if request_id in self._debts:
             self._debts[request_id].given = self._debts[request_id].started = False
 
-    def bury(self, *, by_hand: bool) -> tuple[list[str], list[str]]:
+    def bury(self, death: Death) -> tuple[list[str], list[str]]:
         """The engine has died: return the requests to try alone, the least suspicious first, and all others.
 
-        Whatever it was computing is suspect, and gets a strike if it was alone or if nobody killed the engine
-        `by_hand`. Strikes count in one place. Guilty is who has enough of them and was alone at the last.
+        Who was alone gets a strike, at a fault everybody. Strikes count in one place. Guilty is who has enough of them
+        and was alone at the last.
         """
         given = [debt for debt in self._debts.values() if debt.given]
         running = [debt for debt in given if debt.started] or given  # the news of a first step may be lost with it
+        alone = len(running) == 1
         for debt in running:
-            if len(debt.token_ids) - debt.struck_at > (0 if by_hand else LOST_TOKENS):
+            debt.suspected = alone or death is not Death.KILLED or debt.struck_at == len(debt.token_ids)
+            if len(debt.token_ids) - debt.struck_at > (LOST_TOKENS if death is Death.FAULT else 0):
                 debt.strikes = 0
             debt.struck_at = len(debt.token_ids)
-            debt.strikes += len(running) == 1 or not by_hand
-            debt.guilty = len(running) == 1 and debt.strikes >= MOST_STRIKES
+            debt.strikes += alone or death is Death.FAULT
+            debt.guilty = alone and debt.strikes >= MOST_STRIKES
         for debt in given:
             debt.given = debt.started = False
         trials = {rid: debt.strikes for rid, debt in self._debts.items() if debt.is_suspect}

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from core.engine.client import SLOW_STEP_S, STALLED_S, EngineStatus, Listener, State
-from core.engine.ledger import Ledger
+from core.engine.ledger import Death, Ledger
 from core.engine.messages import Abort, Add, Answer, Fault, FromEngine, Outputs, Ready, ResetCache, Started, Stop
-from core.errors import EngineDead, EngineError, ProcessKilled
+from core.errors import EngineDead, EngineError, ProcessFrozen, ProcessKilled
 from core.process.messages import Beat, Start
 from core.process.spawn import TICK_S, Child
 from core.step import EngineRequest, RequestDelta
@@ -203,7 +203,7 @@ class Supervised:
         silence_s, most_s = max(self._quiet_s, self._beat.silence_s), self._limits.heartbeat_timeout
         if silence_s > most_s:
             self._child.kill()
-            raise ProcessKilled(f"it gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed.")
+            raise ProcessFrozen(f"it gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed.")
         if self._beat.busy_s > self._limits.step_timeout:
             self._child.kill()
             raise EngineDead(f"a step took more than {self._limits.step_timeout:g} s (--step-timeout); it was killed.")
@@ -213,7 +213,7 @@ class Supervised:
         with self._lock:
             self._state, self._reason = "restarting", str(error)
             self._deaths_in_a_row += 1
-            first, waiting = self._ledger.bury(by_hand=isinstance(error, ProcessKilled))
+            first, waiting = self._ledger.bury(self._kind_of(error))
             condemned = self._ledger.condemned()
             self._returning, self._on_trial, self._acquitted = deque(first), None, waiting
             self._close_calls(Answer(0))  # what it had not answered comes back with the rest; its cache is empty
@@ -229,6 +229,12 @@ class Supervised:
                 )
             )
         self._pause()
+
+    def _kind_of(self, death: EngineError) -> Death:
+        if not isinstance(death, ProcessKilled):
+            return Death.FAULT
+        is_unclear = isinstance(death, ProcessFrozen) or self._child.lacked_memory
+        return Death.UNCLEAR if is_unclear else Death.KILLED
 
     def _pause(self) -> None:
         """Wait before another attempt: not at all at first, then ever longer."""

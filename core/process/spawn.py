@@ -20,6 +20,7 @@ from core.process.messages import Failed, Stage, Start
 TICK_S: Final = 0.1
 """How often a waiting parent looks whether its child lives."""
 FIRST_STAGE: Final = "starting Python"
+VMSTAT: Final = Path("/proc/vmstat")
 HOME: Final = str(Path(core.__file__).parent)
 """Where this process has the engine's code from."""
 
@@ -39,6 +40,7 @@ class Child:
         self.channel = Channel.listen(kinds)
         self._leader = leader
         self._since_s = time.monotonic()
+        self._memory_kills = memory_kills()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "core.process.child", self.channel.folder, HOME],
             stdin=subprocess.PIPE,  # never written to: its end tells the child that we have ended
@@ -78,6 +80,11 @@ class Child:
         if message is None and not alive:
             raise (ProcessKilled if self.was_killed else EngineDead)(self.obituary())
         return message
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Say whether the system has killed any process for want of memory since this one's start, or may have."""
+        return self._memory_kills is None or memory_kills() != self._memory_kills
 
     def obituary(self) -> str:
         """Return what is known of an end nobody announced: the stage it was in, how and when it ended."""
@@ -121,3 +128,12 @@ def thread_environment(num_threads: int) -> dict[str, str]:
         "MKL_NUM_THREADS": str(num_threads),
         "OPENBLAS_NUM_THREADS": str(num_threads),
     }
+
+
+def memory_kills(vmstat: Path = VMSTAT) -> int | None:
+    """Return how many processes the system has killed for want of memory since it started; None if it does not say."""
+    try:
+        lines = vmstat.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

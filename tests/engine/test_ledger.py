@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.engine.ledger import MOST_STRIKES, Ledger
+from core.engine.ledger import MOST_STRIKES, Death, Ledger
 from core.step import EngineRequest, Logprobs, RequestDelta
 from core.types import SamplingParams
 
@@ -80,17 +80,22 @@ class Clients:
             finish_reason="length" if position == 7 else None,
         )
 
-    def die(self, by_hand: bool) -> None:
-        self.first, self.waiting = self.ledger.bury(by_hand=by_hand)
+    def die(self, death: Death) -> None:
+        self.first, self.waiting = self.ledger.bury(death)
         self.take(self.ledger.condemned())
 
     first: list[str] = []
     waiting: list[str] = []
 
 
-@given(st.integers(1, 8), st.integers(0, 2), st.booleans(), st.randoms(use_true_random=False))
+@given(
+    st.integers(1, 8),
+    st.integers(0, 2),
+    st.sampled_from(Death),
+    st.randoms(use_true_random=False),
+)
 def test_every_token_arrives_once_and_only_the_guilty_are_failed(
-    count: int, guilty: int, by_hand: bool, draw: random.Random
+    count: int, guilty: int, death: Death, draw: random.Random
 ) -> None:
     names = [f"r{i}" for i in range(count)]
     poison = {name: draw.randrange(8) for name in names[:guilty]}
@@ -100,9 +105,9 @@ def test_every_token_arrives_once_and_only_the_guilty_are_failed(
     while len(clients.ledger):
         killed = clients.live(draw, steps=200)
         if killed:
-            clients.die(by_hand)
+            clients.die(death)
             deaths += 1
-        assert deaths <= (MOST_STRIKES + 1) * len(poison)
+        assert deaths <= (MOST_STRIKES + 2) * len(poison)
     for name in names:
         condemned = name in poison
         assert clients.ended[name] == ("error" if condemned else "length")
@@ -111,8 +116,8 @@ def test_every_token_arrives_once_and_only_the_guilty_are_failed(
         assert clients.prompt[name] == (2 if length else 0)
 
 
-@given(st.integers(1, 6), st.randoms(use_true_random=False))
-def test_kills_from_outside_cost_nobody_anything(count: int, draw: random.Random) -> None:
+@given(st.integers(1, 6), st.sampled_from([Death.KILLED, Death.UNCLEAR]), st.randoms(use_true_random=False))
+def test_kills_from_outside_cost_nobody_anything(count: int, death: Death, draw: random.Random) -> None:
     """As long as each life brings everybody further; a kill inside a trial is a strike, the next token wipes it out."""
     names = [f"r{i}" for i in range(count)]
     clients = Clients(names, {})
@@ -120,9 +125,22 @@ def test_kills_from_outside_cost_nobody_anything(count: int, draw: random.Random
     while len(clients.ledger):
         clients.live(draw, steps=2 * count + 2)
         if len(clients.ledger):
-            clients.die(by_hand=True)
+            clients.die(death)
     assert set(clients.ended.values()) == {"length"}
     assert all(clients.tokens[name] == [token(name, position) for position in range(8)] for name in names)
+
+
+def test_after_a_kill_from_outside_all_go_on_together_and_after_a_second_in_one_place_alone() -> None:
+    ledger = Ledger()
+    ledger.open([request("a"), request("b")])
+    ledger.start(["a", "b"])
+    assert ledger.bury(Death.KILLED) == ([], ["a", "b"])
+    for name in ("a", "b"):
+        ledger.resumption(name)
+    ledger.take([RequestDelta(request_id="b", token_ids=[7])])
+    ledger.start(["a"])
+    assert ledger.bury(Death.KILLED) == (["a"], ["b"])
+    assert not ledger.condemned()
 
 
 def test_who_has_left_is_owed_nothing() -> None:
@@ -132,4 +150,4 @@ def test_who_has_left_is_owed_nothing() -> None:
     assert not ledger.close("a")
     assert ledger.take([RequestDelta(request_id="a", token_ids=[1])]) == []
     assert ledger.resumption("a") is None
-    assert ledger.bury(by_hand=False) == ([], [])
+    assert ledger.bury(Death.FAULT) == ([], [])

@@ -19,7 +19,7 @@ from core.plugin import make_plan
 from core.process.channel import Channel
 from core.process.cores import usable_cores
 from core.process.messages import Beat, Failed, Stage, Start
-from core.process.spawn import HOME, Child, thread_environment
+from core.process.spawn import HOME, Child, memory_kills, thread_environment
 
 KINDS = Beat | Failed | Stage
 HERE = Path(__file__)
@@ -162,3 +162,15 @@ def test_a_container_may_use_fewer_cores_than_the_machine_has(tmp_path: Path, qu
     everything = usable_cores(tmp_path)
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert usable_cores(tmp_path) == (everything if cores is None else min(cores, everything))
+
+
+@pytest.mark.parametrize(
+    ("said", "kills"),
+    [("oom_kill 3\npgfault 7\n", 3), ("pgfault 7\noom_kill 0\n", 0), ("pgfault 7\n", None), (None, None)],
+)
+def test_kills_for_want_of_memory_are_counted_where_the_system_says_them(
+    tmp_path: Path, said: str | None, kills: int | None
+):
+    if said is not None:
+        (tmp_path / "vmstat").write_text(said)
+    assert memory_kills(tmp_path / "vmstat") == kills

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from builtin_plugins.executors.mp.rank import RankProcess
-from core.api import EngineDead, EngineError, ProcessKilled, WorkerInfo
+from core.api import EngineDead, EngineError, ProcessFrozen, ProcessKilled, WorkerInfo
 from core.process.cores import usable_cores
 from core.process.messages import Start
 from core.process.ranks import Allocate, Allocated, Done, Join, Leave, Loaded, Run, StepFailed
@@ -206,7 +206,7 @@ class ProcessExecutor:
                 text = (
                     f"process {rank.label} gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed"
                 )
-                raise self._dead(ProcessKilled(text))
+                raise self._dead(ProcessFrozen(text))
 
     def _dead(self, error: EngineError) -> EngineError:
         self._death = error
