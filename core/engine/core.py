@@ -65,7 +65,7 @@ class EngineCore:
         scheduler, most = self.scheduler, self._max_waiting
         seats = scheduler.limits.max_num_seqs - scheduler.num_running
         if most is not None and not resumed and scheduler.num_waiting >= most + seats:
-            raise QueueFull(f"{most} requests are waiting already (--max-waiting); send this one again later.")
+            raise QueueFull(f"all places are taken and no more than {most} may wait (--max-waiting); send it again later.")
         added: list[str] = []
         try:
             for request in requests:

@@ -240,11 +240,11 @@ def _summary(rows: int, rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 def _show(result: dict[str, Any]) -> None:
     print(
-        f"The engine's own step, {result['arrivals']:.0%} arrivals in the last but one column, blocks of "
-        f"{result['block_size']} tokens, prefix caching {'on' if result['prefix_caching'] else 'off'}; "
-        "microseconds, medians"
+        f"The engine's own step, blocks of {result['block_size']} tokens, prefix caching "
+        f"{'on' if result['prefix_caching'] else 'off'}; microseconds, medians"
     )
-    heads = ("running", "a step", "a request", "p99 step", "a token, arrivals", "outputs, more")
+    changing = f"a token, {result['arrivals']:.0%} arrivals"
+    heads = ("running", "a step", "a request", "p99 step", changing, "outputs, more")
     names = ("step_us", "request_us", "p99_us", "token_us", "outputs_us")
     print_columns(
         heads, ([str(size["num_running"]), *(f"{size[name]:.3f}" for name in names)] for size in result["running"])
