@@ -34,13 +34,13 @@ def acceptance(target: Path, draft: Path, items: Iterable[Item], answers: Iterab
     for item, answer in zip(items, answers, strict=True):
         prompt = tokenizer.encode(chat.prompt(item), add_special_tokens=False).ids
         said = [*tokenizer.encode(answer, add_special_tokens=False).ids, end]
-        accepted, guessed = _walk(model, prompt, said)
+        accepted, guessed = walk(model, prompt, said)
         counts[item.skill][0] += accepted
         counts[item.skill][1] += guessed
     return {skill: (pair[0], pair[1]) for skill, pair in counts.items()}
 
 
-def _walk(model: DemoModel, prompt: list[int], said: list[int]) -> tuple[int, int]:
+def walk(model: DemoModel, prompt: list[int], said: list[int]) -> tuple[int, int]:
     """Return accepted and guessed tokens of one answer.
 
     As long as the draft agrees its own text is the target's, so one pass over the target's text tells all its guesses

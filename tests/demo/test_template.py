@@ -1,0 +1,140 @@
+"""Training sees the very prompts that transformers and the engine make of messages and tools."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from examples.demo_model.chat import END, TEMPLATE, completion
+from examples.demo_model.items import Draw
+from examples.demo_model.mix import training_items
+from examples.demo_model.tasks import arithmetic, tools
+
+CALL = {"type": "function", "function": {"name": "get_time", "arguments": {"city": "Oslo"}}}
+CONVERSATION = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "What is 1 + 2?"},
+    {"role": "assistant", "reasoning_content": "1+2=3: 3", "content": "1 + 2 = 3"},
+    {"role": "user", "content": "And what time is it in Oslo?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": '{"time": "12:00"}'},
+    {"role": "tool", "content": '{"time": "12:01"}'},
+    {"role": "assistant", "reasoning_content": "Told.", "content": "The time is 12:00."},
+]
+RENDERED = """\
+<|im_start|>system
+Be short.<|im_end|>
+<|im_start|>user
+What is 1 + 2?<|im_end|>
+<|im_start|>assistant
+1 + 2 = 3<|im_end|>
+<|im_start|>user
+And what time is it in Oslo?<|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "get_time", "arguments": {"city": "Oslo"}}
+</tool_call>
+<tool_call>
+{"name": "get_time", "arguments": {"city": "Oslo"}}
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+{"time": "12:00"}
+</tool_response>
+<tool_response>
+{"time": "12:01"}
+</tool_response><|im_end|>
+<|im_start|>assistant
+<think>
+Told.
+</think>
+
+The time is 12:00.<|im_end|>
+"""
+
+
+@pytest.fixture(scope="module")
+def transformers_tokenizer(small_tokenizer):
+    template = TEMPLATE.read_text(encoding="utf-8").rstrip("\n")
+    return PreTrainedTokenizerFast(tokenizer_object=small_tokenizer, chat_template=template)
+
+
+def test_a_conversation_reads_as_it_should(small_chat):
+    assert small_chat.render(CONVERSATION, [], generate=False) == RENDERED
+
+
+def test_training_renders_what_transformers_renders(small_chat, transformers_tokenizer):
+    for item in training_items(seed=0, step=1, count=60):
+        theirs = transformers_tokenizer.apply_chat_template(
+            item.messages,
+            tools=item.tools or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **({} if item.thinking else {"enable_thinking": False}),
+        )
+        assert small_chat.prompt(item) == theirs
+
+
+@pytest.mark.parametrize("task", [arithmetic, tools])
+def test_prompt_and_answer_make_the_whole_conversation(task, small_chat):
+    draw = Draw(random.Random(5), evaluation=False)
+    for _ in range(40):
+        item = task.make(draw)
+        item.thinking = True
+        calls = [{"type": "function", "function": call} for call in item.calls]
+        message = {
+            "role": "assistant",
+            "content": item.answer,
+            "tool_calls": calls,
+            "reasoning_content": item.reasoning,
+        }
+        whole = small_chat.render([*item.messages, message], item.tools, generate=False)
+        assert small_chat.prompt(item) + completion(item) + END + "\n" == whole
+
+
+def test_switched_off_thinking_is_an_empty_thought_in_the_prompt(small_chat):
+    asked = [{"role": "user", "content": "Hi"}]
+    assert small_chat.render(asked, [], generate=True, thinking=False).endswith("<think>\n\n</think>\n\n")
+    assert small_chat.render(asked, [], generate=True).endswith("<|im_start|>assistant\n")
+
+
+def test_a_raw_answer_sent_back_loses_its_thought(small_chat):
+    asked = [
+        {"role": "user", "content": "1 + 1"},
+        {"role": "assistant", "content": "<think>\n1+1=2: 2\n</think>\n\n1 + 1 = 2"},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert "assistant\n1 + 1 = 2<|im_end|>" in small_chat.render(asked, [], generate=True)
+
+
+def test_only_answers_are_learnt_each_with_its_end(small_chat, small_tokenizer):
+    for item in training_items(seed=0, step=2, count=60):
+        ids, learnt = small_chat.encode(item)
+        said = small_tokenizer.decode(
+            [token for token, mark in zip(ids, learnt, strict=True) if mark], skip_special_tokens=False
+        )
+        answers = [m for m in item.messages if m["role"] == "assistant" and m["content"]]
+        assert said.endswith(completion(item) + END)
+        assert all(message["content"] + END in said for message in answers)
+        assert "<|im_start|>" not in said
+
+
+def test_digits_are_tokens_of_their_own_and_names_are_alike_everywhere(small_tokenizer):
+    assert small_tokenizer.encode("347+285").tokens == list("347+285")
+    name = small_tokenizer.encode("Thaidrond").ids
+    for text in (" Thaidrond", '"Thaidrond"', "Thaidrond."):
+        ids = small_tokenizer.encode(text).ids
+        assert any(ids[i : i + len(name)] == name for i in range(len(ids)))
+
+
+def test_markers_are_text_and_control_tokens_are_not(small_tokenizer):
+    ids = small_tokenizer.encode("<|im_start|><think>\nHm.\n</think>\n<tool_call>\n{}\n</tool_call><|im_end|>").ids
+    assert small_tokenizer.decode(ids) == "<think>\nHm.\n</think>\n<tool_call>\n{}\n</tool_call>"
+
+
+def test_every_text_comes_back_from_its_tokens(small_tokenizer):
+    for item in training_items(seed=0, step=3, count=40):
+        text = completion(item)
+        assert small_tokenizer.decode(small_tokenizer.encode(text).ids) == text

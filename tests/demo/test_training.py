@@ -1,0 +1,128 @@
+"""Training learns, stops and goes on, and writes what transformers and the engine read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from core import LLM, SamplingParams
+from examples.demo_model.layout import make_layout
+from examples.demo_model.model import DemoModel, Shape, load_model, save_model
+from examples.demo_model.muon import orthogonal
+from examples.demo_model.train import CHECKPOINT, Plan, rate, train
+
+ROOT = Path(__file__).parents[2]
+TINY = Shape(
+    vocab_size=400,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+)
+PLAN = Plan(steps=6, step_items=6, batch_tokens=300, warm_up=2)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train(folder, PLAN, TINY, quiet=True)
+
+
+def weights(folder):
+    return load_model(folder / "model").state_dict()
+
+
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(trained, tmp_path, monkeypatch):
+    folder, loss = trained
+    monkeypatch.setattr("examples.demo_model.train.rate", lambda plan, step: rate(PLAN, step))
+    train(tmp_path, replace(PLAN, steps=3), TINY, quiet=True)
+    assert train(tmp_path, PLAN, TINY, quiet=True) == pytest.approx(loss, rel=1e-6)
+    assert all(torch.equal(value, weights(tmp_path)[name]) for name, value in weights(folder).items())
+
+
+def test_a_finished_run_is_not_trained_again(trained):
+    folder, _ = trained
+    before = weights(folder)
+    train(folder, PLAN, TINY, quiet=True)
+    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
+    assert (folder / CHECKPOINT).exists()
+
+
+def test_two_threads_learn_the_same(trained, tmp_path):
+    folder, loss = trained
+    assert train(tmp_path, PLAN, TINY, threads=2, quiet=True) == pytest.approx(loss, rel=1e-2)
+
+
+def test_a_few_steps_lower_the_loss(tmp_path):
+    first = train(tmp_path / "one", replace(PLAN, steps=1, warm_up=1), TINY, quiet=True)
+    last = train(tmp_path / "more", replace(PLAN, steps=25, warm_up=1), TINY, quiet=True)
+    assert last < first - 0.5
+
+
+def test_rates_rise_stay_and_fall_to_nothing():
+    plan = Plan(steps=100, warm_up=10, decay_from=0.5)
+    rates = [rate(plan, step) for step in range(101)]
+    assert rates[0] == 0.1
+    assert rates[9:51] == [1.0] * 42
+    assert rates[75] == 0.5
+    assert rates[100] == 0.0
+
+
+def test_updates_are_made_orthogonal():
+    matrices = orthogonal(torch.randn(3, 24, 8, generator=torch.Generator().manual_seed(0)))
+    singular = torch.linalg.svdvals(matrices.float())
+    assert singular.min() > 0.6
+    assert singular.max() < 1.3
+
+
+def test_conversations_in_one_batch_know_nothing_of_each_other():
+    model = DemoModel(TINY)
+    model.initialise(3)
+    generator = torch.Generator().manual_seed(1)
+    lengths = [3, 4, 9, 10, 30]
+    parts = [torch.randint(0, 400, (length,), generator=generator) for length in lengths]
+    together = model(torch.cat(parts), make_layout(lengths))
+    alone = torch.cat([model(part, make_layout([len(part)])) for part in parts])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 40, 250])
+def test_transformers_computes_the_same_from_the_saved_folder(tmp_path, length):
+    model = DemoModel(replace(TINY, rope_theta=5000.0))
+    model.initialise(5)
+    save_model(model, tmp_path, {"eos_token_id": 1, "pad_token_id": 0})
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.randint(0, 400, (length,), generator=torch.Generator().manual_seed(2))
+    ours = load_model(tmp_path)
+    with torch.inference_mode():
+        mine = ours.logits(ours(ids, make_layout([length])))
+        torch.testing.assert_close(mine, theirs(ids[None]).logits[0], rtol=1e-3, atol=1e-4)
+
+
+def test_transformers_and_the_engine_read_what_training_wrote(trained):
+    folder = trained[0] / "model"
+    messages = [{"role": "user", "content": "Hello"}]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    with LLM(str(folder), dtype="float32") as llm:
+        output = llm.chat(messages, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)[0]
+        assert list(output.prompt_token_ids) == prompt
+        assert len(output.outputs[0].token_ids) <= 4
+
+
+@pytest.mark.slow
+def test_the_smoke_run_takes_a_minute_and_learns(tmp_path):
+    command = [sys.executable, "-m", "examples.demo_model.train", "--smoke", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(part.split(",")[0]) for part in done.stderr.split("loss=")[1:]]
+    assert losses[-1] < losses[0] / 2
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size < 16 << 20
