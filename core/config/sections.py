@@ -64,7 +64,7 @@ class ModelConfig:
             raise ConfigError("--model is empty; give a local folder, a hub id, or `scripted:`.")
         if self.served_model_name is not None and not all(self.served_model_name or [""]):
             raise ConfigError("--served-model-name holds no usable name; give at least one, none of them empty.")
-        _at_least("max_logprobs", self.max_logprobs, -1)
+        _at_least(self, max_logprobs=-1)
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"--seed {self.seed} does not fit 64 bits; use -2**63 to 2**63-1.")
         if self.max_model_len is not None and self.max_model_len != -1 and self.max_model_len < 1:
@@ -141,11 +141,8 @@ class SchedulerConfig:
     """Tokens per streamed chunk."""
 
     def __post_init__(self) -> None:
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
-        _at_least("max_waiting", self.max_waiting, 0)
-        _at_least("stream_interval", self.stream_interval, 1)
+        _at_least(self, max_num_batched_tokens=1, max_num_seqs=1, long_prefill_token_threshold=0)
+        _at_least(self, max_waiting=0, stream_interval=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +157,7 @@ class ParallelConfig:
     """Ranks that split the layers."""
 
     def __post_init__(self) -> None:
-        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        _at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +178,7 @@ class DeviceConfig:
     """CPU threads of a worker; default: the cores this process may use."""
 
     def __post_init__(self) -> None:
-        _at_least("num_threads", self.num_threads, 1)
+        _at_least(self, num_threads=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +201,7 @@ class ServiceConfig:
             value = getattr(self, name)
             if value is not None and not value >= low:
                 raise ConfigError(f"--{name.replace('_', '-')} {value:g} is too short; use at least {low} seconds.")
-        _at_least("max_restarts", self.max_restarts, 0)
+        _at_least(self, max_restarts=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +252,8 @@ class EngineConfig:
     """Values of the plugins' own options, by option name."""
 
 
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise ConfigError(f"--{name.replace('_', '-')} {value} is too small; use at least {low}.")
+def _at_least(section: object, **lows: int) -> None:
+    for name, low in lows.items():
+        value = getattr(section, name)
+        if value is not None and value < low:
+            raise ConfigError(f"--{name.replace('_', '-')} {value} is too small; use at least {low}.")
