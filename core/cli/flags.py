@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from core.cli.reference.configuration import show_default
+from core.cli.reference.configuration import is_switch, metavar, show_default
 from core.cli.reference.field_docs import field_doc, section_docs
 from core.config.build import Given, Layer, given
 from core.config.fields import Field, FieldTable
@@ -167,15 +167,15 @@ def _spellings(found: Field) -> list[str]:
 
 
 def _all_spellings(found: Field) -> list[str]:
-    return _spellings(found) + ([found.flag.replace("--", "--no-", 1)] if found.type.is_switch else [])
+    return _spellings(found) + ([found.flag.replace("--", "--no-", 1)] if is_switch(found.type) else [])
 
 
 def _shape(kind: ValueType) -> dict[str, Any]:
     """Return how argparse must collect the raw texts; converting them is the field's business."""
     shape: dict[str, Any] = {"default": argparse.SUPPRESS}
-    if kind.is_switch:
+    if is_switch(kind):
         return shape | {"action": argparse.BooleanOptionalAction}
-    shape["metavar"] = kind.metavar
+    shape["metavar"] = metavar(kind)
     if bool in kind.scalars:
         return shape | {"nargs": "?", "const": True}
     if kind.items is not None:

@@ -86,22 +86,6 @@ class ValueType:
             raise ConfigError(f"Unsupported type {whole} for argument {name}.")
 
     @property
-    def is_switch(self) -> bool:
-        """True for plain booleans, whose flag takes no value."""
-        return self.scalars == (bool,) and not (self.choices or self.items or self.mapping)
-
-    @property
-    def metavar(self) -> str:
-        """What help shows for the value."""
-        if self.choices:
-            names = [str(c) for c in self.choices] + (["None"] if self.optional else [])
-            return "{" + ",".join(names) + "}"
-        if self.items is not None:
-            return self.items.metavar
-        shown = {int: "INT", float: "FLOAT", str: "TEXT"}
-        return "|".join([shown[s] for s in self.scalars if s in shown] + (["JSON"] if self.mapping else []))
-
-    @property
     def expected(self) -> str:
         """What a value must be, in words."""
         words = [f"one of {', '.join(map(str, self.choices))}"] if self.choices else []

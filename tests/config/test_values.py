@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.cli.reference.configuration import metavar
 from core.config.values import BadValue, ContextSize, Size, ValueType
 from core.errors import ConfigError
 
@@ -104,7 +105,7 @@ def test_type_no_flag_can_express_is_refused_by_name() -> None:
 
 
 def test_choices_are_sorted_and_end_with_none_where_allowed() -> None:
-    assert ValueType.of(Literal["b", "a"] | None, "field").metavar == "{a,b,None}"
+    assert metavar(ValueType.of(Literal["b", "a"] | None, "field")) == "{a,b,None}"
 
 
 @given(st.integers(0, 10**6), st.sampled_from("kKmMgGtT"))

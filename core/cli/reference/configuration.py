@@ -8,6 +8,7 @@ from typing import Any
 
 from core.cli.reference.field_docs import field_doc, section_docs
 from core.config.fields import OPTIONS, Field, FieldTable
+from core.config.values import ValueType
 
 INTRO = """\
 # Configuration reference
@@ -42,8 +43,24 @@ def show_default(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
 
 
+def metavar(kind: ValueType) -> str:
+    """Return what help and docs show for a value."""
+    if kind.choices:
+        names = [str(choice) for choice in kind.choices] + (["None"] if kind.optional else [])
+        return "{" + ",".join(names) + "}"
+    if kind.items is not None:
+        return metavar(kind.items)
+    shown = {int: "INT", float: "FLOAT", str: "TEXT"}
+    return "|".join([shown[s] for s in kind.scalars if s in shown] + (["JSON"] if kind.mapping else []))
+
+
+def is_switch(kind: ValueType) -> bool:
+    """Say whether it is a plain boolean, whose flag takes no value."""
+    return kind.scalars == (bool,) and not (kind.choices or kind.items or kind.mapping)
+
+
 def _row(found: Field, text: str) -> str:
-    kind = "true or false" if found.type.is_switch else found.type.metavar + (" ..." if found.type.items else "")
+    kind = "true or false" if is_switch(found.type) else metavar(found.type) + (" ..." if found.type.items else "")
     cells = [f"`{found.name}`<br>`{found.flag}`", f"`{kind}`", f"`{show_default(found.default)}`", text]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
