@@ -13,8 +13,9 @@ from core.plugin.entry import hookspec
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
+    from core.config.fields import Option
     from core.contracts import ModelSource, RunnerExtension, SchedulerExtension
-    from core.plugin.entry import Entry, Option
+    from core.plugin.entry import Entry
 
 # --- kinds -----------------------------------------------------------------------------------------------
 

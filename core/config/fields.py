@@ -9,7 +9,7 @@ import dataclasses
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from core.config.sections import EngineConfig
 from core.config.values import BadValue, ValueType
@@ -19,29 +19,22 @@ OPTIONS: Final = "options"
 """Section of the values that belong to plugins."""
 
 
-class NamedPlugin(Protocol):
-    """What the table needs to know of a plugin."""
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A configuration value a plugin contributes: a flag, a key in the config file and a keyword of `LLM`."""
 
-    @property
-    def name(self) -> str: ...
-
-
-class OptionSpec(Protocol):
-    """What the table needs to know of a plugin's option (`core.plugin.entry.Option`)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> Any: ...
-    @property
-    def default(self) -> Any: ...
-    @property
-    def help(self) -> str: ...
-    @property
-    def refuse(self) -> str | None: ...
+    name: str
+    """Snake case; the flag is `--` plus the name with dashes. Unique over all plugins."""
+    type: Any
+    """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these with `| None`."""
+    default: Any
+    help: str
+    refuse: str | None = None
+    """Set for options known but not served yet: using one fails with this text."""
 
 
-PluginOptions = Iterable[tuple[NamedPlugin, OptionSpec]]
+PluginOptions = Iterable[tuple[str, Option]]
+"""Options with the names of their plugins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +72,9 @@ class FieldTable:
                 value = ValueType.of(hints[item.name], item.name)
                 self.by_name[item.name] = Field(item.name, section, section, value, made)
         for plugin, option in options:
-            self._add_option(plugin.name, option)
+            self._add_option(plugin, option)
 
-    def _add_option(self, plugin: str, option: OptionSpec) -> None:
+    def _add_option(self, plugin: str, option: Option) -> None:
         known = self.by_name.get(option.name)
         if known is not None and option.refuse:
             return

@@ -1,4 +1,4 @@
-"""What a plugin module is written with: `hookimpl`, `Entry` and `Option`. Plain data; imports pluggy only."""
+"""What a plugin module is written with: `hookimpl` and `Entry`. Plain data; imports pluggy only."""
 
 from __future__ import annotations
 
@@ -38,17 +38,3 @@ class Entry:
     """Capabilities it brings."""
     conflicts: frozenset[str] = frozenset()
     """Entry names ("kind:name") and capabilities it cannot be combined with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A configuration value a plugin contributes: a flag, a key in the config file and a keyword of `LLM`."""
-
-    name: str
-    """Snake case; the flag is `--` plus the name with dashes. Unique over all plugins."""
-    type: Any
-    """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these with `| None`."""
-    default: Any
-    help: str
-    refuse: str | None = None
-    """Set for options known but not served yet: using one fails with this text."""

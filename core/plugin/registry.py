@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from core.config.fields import Option
 from core.contracts import ModelSource
 from core.deprecated import advice
 from core.errors import ConfigError, PluginError, did_you_mean
-from core.plugin.entry import API_VERSION, Entry, Option
+from core.plugin.entry import API_VERSION, Entry
 from core.plugin.fit import missing_requirement, why_not
 from core.plugin.kinds import KINDS
 from core.plugin.manager import Hooks
@@ -79,7 +80,7 @@ class Registry:
         self._used: Final[dict[str, Registered]] = {}
         self._kinds: Final = MappingProxyType({kind: self._collect(kind) for kind in KINDS})
         self._options: Final = tuple(
-            (ref, option) for ref, options in hooks.call("engine_options") for option in _listed(ref, options, Option)
+            (ref.name, option) for ref, found in hooks.call("engine_options") for option in _listed(ref, found, Option)
         )
 
     # --- entries -----------------------------------------------------------------------------------------
@@ -157,8 +158,8 @@ class Registry:
 
     # --- hooks -------------------------------------------------------------------------------------------
 
-    def options(self) -> tuple[tuple[PluginRef, Option], ...]:
-        """Return the options plugins contribute, each with its plugin."""
+    def options(self) -> tuple[tuple[str, Option], ...]:
+        """Return the options plugins contribute, each with its plugin's name."""
         return self._options
 
     def find_model(self, model: str, config: EngineConfig) -> ModelSource | None:

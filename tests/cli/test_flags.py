@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from builtin_plugins.options.planned import PLANNED, engine_options
 from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
 from core.config import EngineConfig
 from core.config.build import assemble
-from core.config.fields import FieldTable
+from core.config.fields import FieldTable, Option
 from core.errors import ConfigError
-from core.plugin.entry import Option
 
 WEB = (
     Option("port", int, 8000, "Port to listen on."),
@@ -25,8 +23,8 @@ WEB = (
 
 
 def make_table() -> FieldTable:
-    options = [(SimpleNamespace(name="web"), option) for option in WEB]
-    return FieldTable(options + [(SimpleNamespace(name="planned"), option) for option in engine_options()])
+    options = [("web", option) for option in WEB]
+    return FieldTable(options + [("planned", option) for option in engine_options()])
 
 
 def make_parser(table: FieldTable) -> FlagParser:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.config import CacheConfig, EngineConfig
+from core.config import EngineConfig
 from core.config.build import (
     Provenance,
     assemble,
@@ -25,14 +24,14 @@ from core.config.build import (
     layer_from_keywords,
     plugins_from_kwargs,
 )
-from core.config.fields import FieldTable
+from core.config.fields import FieldTable, Option
 from core.config.files import ConfigFile, read_config_file
+from core.config.sections import CacheConfig
 from core.errors import ConfigError
-from core.plugin.entry import Option
 
 
-def plugin(name: str, *options: Option) -> list[tuple[Any, Option]]:
-    return [(SimpleNamespace(name=name), option) for option in options]
+def plugin(name: str, *options: Option) -> list[tuple[str, Option]]:
+    return [(name, option) for option in options]
 
 
 PORT = plugin("web", Option("port", int, 8000, "Port."))

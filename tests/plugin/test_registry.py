@@ -252,7 +252,7 @@ def test_a_plugin_can_add_hooks_that_others_implement() -> None:
 
 def test_options_come_with_their_plugin() -> None:
     with registry_of("@hookimpl\ndef engine_options():\n    return [Option('mine_x', int, 1, 'help')]") as registry:
-        assert [(ref.name, option.name) for ref, option in registry.options()] == [("mine", "mine_x")]
+        assert [(name, option.name) for name, option in registry.options()] == [("mine", "mine_x")]
 
 
 def test_choosing_and_loading_call_no_hook() -> None:

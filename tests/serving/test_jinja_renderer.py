@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from builtin_plugins.chat_renderers.jinja.renderer import JinjaRenderer
 from core.api import ConfigError, InvalidRequest
-from core.config import EngineConfig, ModelConfig
+from core.config import EngineConfig
+from core.config.sections import ModelConfig
 
 SOURCE = SimpleNamespace(name="m", path=None)
 CHATML = (

@@ -175,7 +175,7 @@ def _brings(registry: Registry, ref: PluginRef) -> dict[str, Any]:
         if registered.plugin == ref
     ]
     options = [
-        {"name": o.name, "default": o.default, "help": o.help} for owner, o in registry.options() if owner == ref
+        {"name": o.name, "default": o.default, "help": o.help} for owner, o in registry.options() if owner == ref.name
     ]
     return {**_as_json(ref), "hooks": registry.hooks.implemented(ref.name), "entries": entries, "options": options}
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from core import contracts, hookspecs
-from core.plugin.entry import API_VERSION, Entry, Option
+from core.config.fields import Option
+from core.plugin.entry import API_VERSION, Entry
 from core.plugin.kinds import KINDS, USES, Kind
 
 INTRO = f"""\
