@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import logging
 import sys
@@ -131,12 +130,8 @@ def _import_file(ref: PluginRef) -> ModuleType:
     source = Path(ref.target).read_bytes()
     if hashlib.sha256(source).hexdigest() != ref.sha256:
         raise PluginError(f"{ref} has changed since the plugins were selected. Restart the engine to load it as it is.")
-    name = f"engine_local_{ref.name}"
-    spec = importlib.util.spec_from_loader(name, loader=None, origin=ref.target)
-    if spec is None:
-        raise ImportError(f"no module can be made of {ref.target}")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(f"engine_local_{ref.name}")
     module.__file__ = ref.target
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up by name
     exec(compile(source, ref.target, "exec"), module.__dict__)
     return module

@@ -11,10 +11,10 @@ import msgspec
 
 from core.cli.plugins.doctor import explain, kind_called, platform_facts, standings
 from core.cli.plugins.scaffold import write_package
+from core.cli.reference.hooks import USES
 from core.errors import ConfigError
 from core.plugin import KINDS, load_plan, make_plan
 from core.plugin.fit import shown
-from core.plugin.kinds import USES
 from core.plugin.plan import write_lock
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from core import contracts, hookspecs
 from core.config.fields import Option
 from core.plugin.entry import API_VERSION, Entry
-from core.plugin.kinds import KINDS, USES, Kind
+from core.plugin.kinds import KINDS, Kind
 
 INTRO = f"""\
 # Hook reference
@@ -22,6 +22,14 @@ after a kind return its entries and are called once per process, when plugins ar
 called at the moments they name. No hook is called in a step. An implementation may leave out arguments it does not
 need. The contracts have version {API_VERSION}.
 """
+
+USES: Final = {
+    "best": "the entry of highest priority that fits, or the one asked for by name",
+    "best per op": "for each op, the implementation of highest priority that fits",
+    "named": "the entry asked for by name",
+    "all": "every entry that is loaded",
+}
+"""What each value of `Kind.use` means."""
 
 
 def hooks_page() -> str:
