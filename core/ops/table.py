@@ -60,6 +60,6 @@ class OpTable:
                     f"plugin {candidate.registered.plugin.name!r} implements {entry.name!r}, but there is no op {op!r}"
                     f"{did_you_mean(op, names)}. Ops: {', '.join(names)}."
                 )
-            if candidate.fits and op not in chosen:
+            if not candidate.reason and op not in chosen:
                 chosen[op] = registry.load(candidate.registered)
         return cls(**chosen)

@@ -54,7 +54,6 @@ class Candidate:
     """An entry as judged by some facts."""
 
     registered: Registered
-    fits: bool
     reason: str
     """Why it does not fit; empty when it does."""
 
@@ -92,8 +91,7 @@ class Registry:
     def rank(self, kind: str, facts: Mapping[str, Any] = MappingProxyType({})) -> list[Candidate]:
         """Return all entries of a kind, best first: by priority, then by name, whether they fit or not."""
         ordered = sorted(self.entries(kind), key=lambda r: (-r.entry.priority, r.entry.name))
-        reasons = ((registered, why_not(registered.entry, facts)) for registered in ordered)
-        return [Candidate(registered, reason is None, reason or "") for registered, reason in reasons]
+        return [Candidate(registered, why_not(registered.entry, facts) or "") for registered in ordered]
 
     def choose(self, kind: str, wanted: str = AUTO, facts: Mapping[str, Any] = MappingProxyType({})) -> Registered:
         """Return the entry called `wanted`, or for "auto" the best that fits.
@@ -110,10 +108,10 @@ class Registry:
                 f"{self._more_to_load(kind)}"
             )
         for candidate in named:
-            if candidate.fits:
+            if not candidate.reason:
                 return candidate.registered
         judged = "; ".join(f"{c.registered.entry.name!r} of {c.registered.plugin} {c.reason}" for c in named)
-        others = [c.registered.entry.name for c in candidates if c.fits]
+        others = [c.registered.entry.name for c in candidates if not c.reason]
         hint = f". What fits: {', '.join(others)}" if others else ""
         raise ConfigError(f"no {noun} can be used here: {judged}{hint}{self._more_to_load(kind)}")
 
@@ -254,20 +252,11 @@ def _wrong_answer(ref: PluginRef, wanted: str, found: Any) -> PluginError:
 
 def _check_api(registered: Registered) -> None:
     api = registered.entry.api
-    if api > API_VERSION:
-        raise PluginError(
-            f"{registered} is written for version {api} of the contracts, this engine has {API_VERSION}. "
-            f"Upgrade the engine. {registered.plugin.way_out}"
+    written = f"{registered} is written for version {api} of the contracts"
+    if api > API_VERSION or api < API_VERSION - 1:
+        which = (
+            ". Upgrade the engine" if api > API_VERSION else f" and still takes {API_VERSION - 1}. Upgrade the plugin"
         )
-    if api < API_VERSION - 1:
-        raise PluginError(
-            f"{registered} is written for version {api} of the contracts, this engine has {API_VERSION} and still "
-            f"takes {API_VERSION - 1}. Upgrade the plugin. {registered.plugin.way_out}"
-        )
+        raise PluginError(f"{written}, this engine has {API_VERSION}{which}. {registered.plugin.way_out}")
     if api < API_VERSION:
-        log.warning(
-            "%s is written for version %d of the contracts and will be refused by the next engine: %s",
-            registered,
-            api,
-            advice(api),
-        )
+        log.warning("%s and will be refused by the next engine: %s", written, advice(api))
