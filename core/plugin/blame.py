@@ -31,8 +31,14 @@ class Blame(ContextDecorator):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # SystemExit is included: a plugin must not end the process without being named.
         if isinstance(error, (Exception, SystemExit)) and not isinstance(error, EngineError):
-            request = "" if self._request is None else f", request {self._request!r}"
-            raise PluginError(
-                f"{self._plugin} {self._action} (process {self._process!r}{request}): "
-                f"{type(error).__name__}: {error}. {self._plugin.way_out}"
-            ) from error
+            raise PluginError(self.explain(error)) from error
+
+    def explain(self, error: BaseException) -> str:
+        """Return what users are told of an error; one of the engine's own classes speaks for itself."""
+        if isinstance(error, EngineError):
+            return str(error)
+        request = "" if self._request is None else f", request {self._request!r}"
+        return (
+            f"{self._plugin} {self._action} (process {self._process!r}{request}): "
+            f"{type(error).__name__}: {error}. {self._plugin.way_out}"
+        )

@@ -17,7 +17,7 @@ from core.step import StepPlan, WorkerInfo
 from core.worker.batch import Batch, StepInputs
 from core.worker.extensions import Extensions
 from core.worker.loading import load_model, read_spec
-from core.worker.processors import Active, Explain, Processors
+from core.worker.processors import Active, Processors
 from core.worker.result import PendingResult
 from core.worker.stage import SamplingStage
 
@@ -116,7 +116,7 @@ class Worker:
         made = registry.load(registered)
         with registry.blame(registered):
             processor = made(context)
-        return Active(processor, _explainer(registry, registered))
+        return Active(processor, lambda error, request: registry.blame(registered, request).explain(error))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingResult:
@@ -171,19 +171,6 @@ class Worker:
             if error is not None:
                 errors[new.row] = error
         return errors
-
-
-def _explainer(registry: Registry, registered: Registered) -> Explain:
-    """Return what names plugin, distribution, version and request of an exception."""
-
-    def explain(error: Exception, request_id: str | None) -> str:
-        try:
-            with registry.blame(registered, request=request_id):
-                raise error
-        except EngineError as blamed:
-            return str(blamed)
-
-    return explain
 
 
 def _attention_facts(spec: Any) -> dict[str, Any]:
