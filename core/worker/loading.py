@@ -6,7 +6,6 @@ Every fault of a checkpoint leaves here as one `ModelError` block: what is wrong
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts import AttentionBackend, Model, ModelSource, ModuleSpec, QuantMethod, WeightLoader
     from core.nn.parallel import ParallelGroup, Pipeline
-    from core.plugin import Registry
+    from core.plugin import Registered, Registry
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,8 @@ def load_model(
     anything the checkpoint is to blame for.
     """
     started = time.monotonic()
+    spec = read_spec(config, source, registry)
     with _as_block(source):
-        spec = _read_spec(config, source, registry)
         known = {**(facts or {}), "device": device, "dtype": str(dtype).removeprefix("torch.")}
         context = BuildContext(
             dtype=dtype,
@@ -78,29 +77,33 @@ def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> 
     Reads no weight. Raises `ModelError` with one block for a config that cannot be served.
     """
     with _as_block(source):
-        return _read_spec(config, source, registry)
-
-
-def _read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> DecoderSpec | ModuleSpec:
-    entries = {registered.entry.name: registered for registered in registry.entries("models")}
-    chosen = entries.get(source.architecture)
-    if chosen is None:
-        raise ModelError(
-            f"no loaded plugin knows the architecture {source.architecture!r}"
-            f"{did_you_mean(source.architecture, entries) or '.'} Known: {', '.join(sorted(entries)) or 'none'}. "
-            f"{_parts(source)}Install a plugin that brings it, or correct `architectures` with --hf-overrides."
+        chosen = _entry_called(
+            source.architecture,
+            registry.entries("models"),
+            f"no loaded plugin knows the architecture {source.architecture!r}",
+            f"{_parts(source)}Install a plugin that brings it, or correct `architectures` with --hf-overrides.",
         )
-    architecture = registry.load(chosen)
-    with registry.blame(chosen):
-        spec: DecoderSpec | ModuleSpec = architecture(source.hf_config)
-    served = config.model.max_model_len
-    if isinstance(spec, DecoderSpec) and served is not None and served > 0:
-        if 0 < spec.learned_positions < served:
-            raise ModelError(
-                f"the model has learned {spec.learned_positions} positions, fewer than --max-model-len {served}; lower it."
-            )
-        spec = replace(spec, max_positions=served)
-    return spec
+        architecture = registry.load(chosen)
+        with registry.blame(chosen):
+            spec: DecoderSpec | ModuleSpec = architecture(source.hf_config)
+        served = config.model.max_model_len
+        if isinstance(spec, DecoderSpec) and served is not None and served > 0:
+            if 0 < spec.learned_positions < served:
+                raise ModelError(
+                    f"the model has learned {spec.learned_positions} positions, fewer than --max-model-len {served}; "
+                    "lower it."
+                )
+            spec = replace(spec, max_positions=served)
+        return spec
+
+
+def _entry_called(name: str, entries: Iterable[Registered], lack: str, cure: str) -> Registered:
+    """Return the entry of this name. Raises `ModelError` that says what there is."""
+    by_name = {registered.entry.name: registered for registered in entries}
+    if name not in by_name:
+        known = ", ".join(sorted(by_name)) or "none"
+        raise ModelError(f"{lack}{did_you_mean(name, by_name) or '.'} Known: {known}. {cure}")
+    return by_name[name]
 
 
 def _parts(source: ModelSource) -> str:
@@ -126,15 +129,13 @@ def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
 
 def _quant_method(config: EngineConfig, source: ModelSource, registry: Registry) -> QuantMethod:
     name = config.model.quantization or source.quantization or PLAIN
-    entries = {registered.entry.name: registered for registered in registry.entries("quant_methods")}
-    if name not in entries:
-        asked = "--quantization" if config.model.quantization else "the checkpoint's config.json"
-        raise ModelError(
-            f"{asked} names the quantization method {name!r}, which no loaded plugin has"
-            f"{did_you_mean(name, entries) or '.'} Known: {', '.join(sorted(entries))}. Install a plugin that brings it, or "
-            "take a checkpoint without quantization."
-        )
-    chosen = entries[name]
+    asked = "--quantization" if config.model.quantization else "the checkpoint's config.json"
+    chosen = _entry_called(
+        name,
+        registry.entries("quant_methods"),
+        f"{asked} names the quantization method {name!r}, which no loaded plugin has",
+        "Install a plugin that brings it, or take a checkpoint without quantization.",
+    )
     quantization = getattr(source.hf_config, "quantization_config", None)
     method = registry.load(chosen)
     with registry.blame(chosen):
@@ -157,15 +158,10 @@ def _expect(loader: WeightLoader, model: Model) -> None:
         expect({} if shapes is None else shapes())
 
 
-def _shown(loader: WeightLoader, wanted: bool) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return the loader's tensors, with a progress bar when somebody watches."""
-    if not wanted or not sys.stderr.isatty():
-        return loader.tensors()
-    return _with_bar(loader)
-
-
-def _with_bar(loader: WeightLoader) -> Iterator[tuple[str, torch.Tensor]]:
-    with tqdm(total=loader.total_bytes() or None, unit="B", unit_scale=True, desc="loading weights") as bar:
+def _shown(loader: WeightLoader, wanted: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the loader's tensors, with a progress bar where one is wanted and standard error is a terminal."""
+    total, disable = loader.total_bytes() or None, None if wanted else True
+    with tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=disable) as bar:
         for name, tensor in loader.tensors():
             yield name, tensor
             bar.update(tensor.nbytes)
@@ -177,9 +173,5 @@ def _as_block(source: ModelSource) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ModelError(_block(source, error)) from error
-
-
-def _block(source: ModelSource, error: ModelError) -> str:
-    where = source.path or source.origin
-    return f"cannot serve {source.name}\n  {error}\n  model: {source.architecture}, from {where}"
+        where = f"{source.architecture}, from {source.path or source.origin}"
+        raise ModelError(f"cannot serve {source.name}\n  {error}\n  model: {where}") from error
