@@ -88,13 +88,13 @@ def test_add_rms_norm_is_the_norm_of_the_sum(shape: tuple[int, ...]) -> None:
 class Ranked:
     """The part of a registry that binding uses."""
 
-    entries: list[tuple[Entry, bool]]
+    entries: list[tuple[Entry, str]]
 
     def rank(self, kind: str, facts: Any) -> list[Any]:
         @dataclass
         class Found:
             registered: Any
-            fits: bool
+            reason: str
 
         @dataclass
         class Registered:
@@ -105,7 +105,7 @@ class Ranked:
         class Plugin:
             name: str = "acme"
 
-        return [Found(Registered(entry, Plugin()), fits) for entry, fits in self.entries]
+        return [Found(Registered(entry, Plugin()), reason) for entry, reason in self.entries]
 
     def load(self, registered: Any) -> Any:
         return registered.entry.target
@@ -118,13 +118,13 @@ def test_the_first_implementation_that_fits_is_bound() -> None:
     def fast(x: torch.Tensor) -> torch.Tensor:
         return x
 
-    registry: Any = Ranked([(Entry("silu/cuda", fast, "x"), False), (Entry("silu/cpu", slow, "x"), True)])
+    registry: Any = Ranked([(Entry("silu/cuda", fast, "x"), "another device"), (Entry("silu/cpu", slow, "x"), "")])
     table = OpTable.choose(registry, {"device": "cpu"})
     assert table.silu is slow
     assert table.gelu is reference.gelu
 
 
 def test_an_implementation_of_no_op_is_refused() -> None:
-    registry: Any = Ranked([(Entry("rms_nrm/cpu", reference.silu, "x"), True)])
+    registry: Any = Ranked([(Entry("rms_nrm/cpu", reference.silu, "x"), "")])
     with pytest.raises(PluginError, match=r"plugin 'acme' .* no op 'rms_nrm'; did you mean 'rms_norm'"):
         OpTable.choose(registry, {})
