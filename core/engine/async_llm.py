@@ -10,21 +10,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from core.contracts import StepStats
-from core.engine.client import EngineClient, InProcess, Listener, State
-from core.engine.front import load_from_kwargs, load_sinks, open_apart, open_here, served_names
+from core.engine.client import EngineClient, Listener, State
+from core.engine.front import Front, load_from_kwargs, load_sinks, open_apart, open_here, served_names
+from core.engine.loop_thread import LoopThread
 from core.engine.mailbox import Mailbox
 from core.engine.measure import Meter
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
 from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
-from core.step import EngineRequest, RequestDelta
+from core.step import EngineRequest, RequestDelta, StepNews
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import ChatRenderer, ModelSource, Tokenizer
     from core.engine.core import EngineCore
-    from core.engine.sinks import Sinks
     from core.plugin import Registry
 
 LONG_TEXT_CHARS = 8192
@@ -56,74 +55,46 @@ class AsyncLLM:
         self._mailboxes: dict[str, Mailbox] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._last = StepStats(step_s=0.0, num_running=0, num_waiting=0, kv_usage=0.0)
-        self._sinks = load_sinks(config, registry)
-        self._meter = Meter(self._sinks) if self._sinks.guarded else None
+        self.sinks = load_sinks(config, registry)
+        """The metric sinks."""
+        self._meter = Meter(self.sinks) if self.sinks.guarded else None
         listener = Listener(self._deliver_soon, self._observe, self._died_soon, self._started)
         self._client: EngineClient
         if config.service.disable_frontend_multiprocessing:
             meanwhile()
-            self._client = InProcess(partial(self._open_here, config, registry), listener)
+            self._client = loop = LoopThread(partial(self._open_here, config, registry), listener)
+            loop.start()
         else:
             self._front, self._client = open_apart(config, registry, listener, meanwhile)
         self._outputs = OutputProcessor(self._front.tokenizer, self._meter)
-        self._sinks.ready(self.config)
+        self._show(self._front)
+        self.sinks.ready(self.config)
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
 
     def _open_here(self, config: EngineConfig, registry: Registry) -> EngineCore:
         self._front, core = open_here(config, registry, serving=True)
         return core
 
-    # --- what routes read
-
-    @property
-    def config(self) -> EngineConfig:
+    def _show(self, front: Front) -> None:
+        """Set what routes read."""
+        self.config = front.config
         """The configuration in force, every automatic value decided."""
-        return self._front.config
-
-    @property
-    def registry(self) -> Registry:
+        self.registry = front.registry
         """The loaded plugins."""
-        return self._front.registry
-
-    @property
-    def source(self) -> ModelSource:
+        self.source = front.source
         """The model that is served."""
-        return self._front.source
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
+        self.tokenizer = front.tokenizer
         """The model's tokenizer."""
-        return self._front.tokenizer
-
-    @property
-    def renderer(self) -> ChatRenderer | None:
+        self.renderer = front.renderer.chat
         """The chat renderer, where there is one."""
-        return self._front.renderer.chat
-
-    @property
-    def max_model_len(self) -> int:
+        self.max_model_len = front.admission.limits.max_model_len
         """Longest prompt plus output, in tokens."""
-        return self._front.admission.limits.max_model_len
-
-    @property
-    def vocab_size(self) -> int:
+        self.vocab_size = front.info.vocab_size
         """Token ids are below this."""
-        return self._front.info.vocab_size
-
-    @property
-    def served_names(self) -> Sequence[str]:
+        self.served_names = served_names(front.config)
         """Names the model answers to; the first is the one shown."""
-        return served_names(self.config)
-
-    @property
-    def sampling_defaults(self) -> dict[str, Any]:
+        self.sampling_defaults = front.sampling_defaults
         """Sampling parameters of requests that do not set them."""
-        return self._front.sampling_defaults
-
-    @property
-    def sinks(self) -> Sinks:
-        """The metric sinks."""
-        return self._sinks
 
     # --- text
 
@@ -168,19 +139,13 @@ class AsyncLLM:
         the request.
         """
         ready = await self._prompt(prompt, whole=getattr(sampling_params, "truncate_prompt_tokens", None) is not None)
-        requests = self._front.admission.admit(
-            request_id,
-            ready.token_ids,
-            sampling_params,
-            arrival_s=time.monotonic(),
-            priority=priority,
-            cache_salt=cache_salt or ready.cache_salt,
-        )
+        requests = self._front.admit(request_id, ready, sampling_params, priority, cache_salt)
         mailbox = self._follow(request_id, ready, requests, sampling_params)
         timer = self._start_timer(mailbox)
+        accepted = asyncio.wrap_future(self._client.add(requests))  # which may wait until the engine is back
+        accepted.add_done_callback(mailbox.accepted)
         finished = False
         try:
-            await self._add(requests)
             while not finished:
                 output = await mailbox.get()
                 finished = output.finished
@@ -195,6 +160,7 @@ class AsyncLLM:
         finally:
             if timer is not None:
                 timer.cancel()
+            accepted.cancel()
             if not finished:
                 self._forget(request_id)
 
@@ -212,22 +178,12 @@ class AsyncLLM:
         mailbox = self._mailboxes[request_id] = Mailbox(sampling.output_kind is RequestOutputKind.DELTA)
         return mailbox
 
-    async def _add(self, requests: Sequence[EngineRequest]) -> None:
-        """Wait until the engine has taken a request; a bounded time, as it may be starting again."""
-        accepted = asyncio.wrap_future(self._client.add(requests))
-        try:
-            await asyncio.wait_for(accepted, self.config.service.request_timeout)
-        except TimeoutError:
-            raise self._timeout() from None
-
     def _start_timer(self, mailbox: Mailbox) -> asyncio.TimerHandle | None:
         most_s = self.config.service.request_timeout
-        return None if most_s is None else asyncio.get_running_loop().call_later(most_s, mailbox.fail, self._timeout())
-
-    def _timeout(self) -> RequestTimeout:
-        return RequestTimeout(
-            f"the request took more than {self.config.service.request_timeout:g} s (--request-timeout)."
-        )
+        if most_s is None:
+            return None
+        error = RequestTimeout(f"the request took more than {most_s:g} s (--request-timeout).")
+        return asyncio.get_running_loop().call_later(most_s, mailbox.fail, error)
 
     def _forget(self, request_id: str) -> None:
         """Stop following a request that nobody waits for and end it in the engine, whatever its state."""
@@ -253,11 +209,11 @@ class AsyncLLM:
 
     def _observe(self, stats: StepStats) -> None:
         self._last = stats
-        self._sinks.step(stats)
+        self.sinks.step(stats)
 
-    def _deliver_soon(self, deltas: Iterable[RequestDelta]) -> None:
-        if self._event_loop is not None and not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(self._deliver, deltas)
+    def _deliver_soon(self, news: StepNews) -> None:
+        if news and self._event_loop is not None and not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._deliver, news)
 
     def _died_soon(self, error: BaseException) -> None:
         if self._event_loop is not None and not self._event_loop.is_closed():
@@ -303,7 +259,7 @@ class AsyncLLM:
             "running": self._last.num_running,
             "waiting": self._last.num_waiting,
             "open_requests": len(self._outputs),
-            "sinks": list(self._sinks.faults()),
+            "sinks": list(self.sinks.faults()),
         }
 
     async def reset_prefix_cache(self) -> bool:

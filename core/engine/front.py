@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from core.engine.admission import Admission, ModelLimits
 from core.engine.build import build, load
 from core.engine.client import EngineClient, Listener
 from core.engine.memory import context_length
-from core.engine.rendering import Renderer
+from core.engine.rendering import Prompt, Renderer
 from core.engine.resolve import find_model, resolve
 from core.engine.sinks import Guarded, Sinks
 from core.errors import ConfigError
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from core.contracts import ChatRenderer, ModelSource, Tokenizer
     from core.engine.core import EngineCore
     from core.plugin import Registry
-    from core.step import WorkerInfo
+    from core.step import EngineRequest, WorkerInfo
+    from core.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,15 @@ class Front:
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None when it was switched off."""
         return self.renderer.tokenizer
+
+    def admit(
+        self, request_id: str, prompt: Prompt, sampling: SamplingParams, priority: int, cache_salt: str = ""
+    ) -> list[EngineRequest]:
+        """Return the engine requests of a prompt that arrives now; as `Admission.admit`."""
+        salt, now_s = cache_salt or prompt.cache_salt, time.monotonic()
+        return self.admission.admit(
+            request_id, prompt.token_ids, sampling, arrival_s=now_s, priority=priority, cache_salt=salt
+        )
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

@@ -156,14 +156,7 @@ class LLM:
         if request_id in self._outputs:
             raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
         ready = prompt if isinstance(prompt, Prompt) else self._front.renderer.prompt(prompt)
-        requests = self._front.admission.admit(
-            request_id,
-            ready.token_ids,
-            sampling_params,
-            arrival_s=time.monotonic(),
-            priority=priority,
-            cache_salt=ready.cache_salt,
-        )
+        requests = self._front.admit(request_id, ready, sampling_params, priority)
         self._core.add(requests)
         self._outputs.add(request_id, ready.text, requests, sampling_params)
 

@@ -1,4 +1,4 @@
-"""The thread that owns an `EngineCore`: takes commands, steps while there is work, hands deltas on."""
+"""The thread that owns an `EngineCore`: takes calls, steps while there is work, hands on what each step brings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from core.engine.client import SLOW_STEP_S, EngineStatus, Listener
 from core.errors import EngineDead
 
 if TYPE_CHECKING:
     from core.engine.core import EngineCore
-    from core.step import StepNews
+    from core.step import EngineRequest, RequestDelta
 
 log = logging.getLogger(__name__)
 
@@ -25,24 +26,18 @@ class LoopThread:
     """Makes an engine core and runs it, all in one thread: OpenMP has threads for each thread that calls it, and would
     count more of them than there are cores.
 
-    Commands run between steps, in order. `deliver` (after every step, with what it brought) and `died` are called
-    from the thread.
+    Calls run between steps, in order; the listener is called from the thread. Nothing restarts the engine.
     """
 
-    def __init__(
-        self,
-        make_core: Callable[[], EngineCore],
-        deliver: Callable[[StepNews], None],
-        died: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
+        self._listener = listener
         self._core: EngineCore
         self._made: Future[None] = Future()
-        self._deliver = deliver
-        self._died = died
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self.run, name="engine-loop", daemon=True)
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """What ended the loop, if anything did."""
         self._stopping = self._ended = False
         self._stepping_since_s: float | None = None
 
@@ -52,22 +47,33 @@ class LoopThread:
         self._made.result()
 
     @property
-    def error(self) -> BaseException | None:
-        """What ended the loop, if anything did."""
-        return self._error
-
-    @property
     def busy_s(self) -> float:
         """For how long the step under way has been computed; one that hangs shows here."""
         since_s = self._stepping_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
-    @property
-    def is_alive(self) -> bool:
-        """Say whether the loop still turns."""
-        return self._thread.is_alive() and self._error is None
+    def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
+        """Queue the sequences of one request."""
+        return self._call(lambda: self._core.add(requests, resumed=resumed))
 
-    def call(self, function: Callable[[], Any]) -> Future[Any]:
+    def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
+        """End requests."""
+        return self._call(lambda: self._core.abort(request_ids))
+
+    def reset_prefix_cache(self) -> Future[bool]:
+        """Forget cached prompt beginnings."""
+        return self._call(lambda: self._core.reset_prefix_cache())
+
+    def status(self) -> EngineStatus:
+        """Say how the engine is."""
+        busy_s = self.busy_s
+        if self.error is not None or not self._thread.is_alive():
+            return EngineStatus("dead", str(self.error or "shut down"))
+        if busy_s > SLOW_STEP_S:
+            return EngineStatus("stalled", f"a step has taken {busy_s:.0f} s", busy_s)
+        return EngineStatus("ready", beat_age_s=busy_s)
+
+    def _call(self, function: Callable[[], Any]) -> Future[Any]:
         """Run a function in the loop's thread, between steps; the future holds what it returns or raises."""
         future: Future[Any] = Future()
         self._inbox.put((function, future))
@@ -88,6 +94,7 @@ class LoopThread:
         """Turn the loop in this thread until `stop` is called or a step raises what ends it."""
         try:
             self._core = self._make_core()
+            self._core.observe, self._core.starting = self._listener.observe, self._listener.started
         except BaseException as error:  # noqa: BLE001 - it is for the one who starts us
             self._made.set_exception(error)
             return
@@ -96,9 +103,9 @@ class LoopThread:
             while self._turn():
                 pass
         except BaseException as error:
-            self._error = error
+            self.error = error
             log.exception("the engine loop has ended")
-            self._died(error)
+            self._listener.died(error)
         finally:
             self._ended = True  # before the inbox is emptied: whoever puts something in later sees it
             self._refuse_waiting()
@@ -124,7 +131,7 @@ class LoopThread:
             self._stepping_since_s = time.monotonic()
             news = self._core.step()
             self._stepping_since_s = None
-            self._deliver(news)
+            self._listener.deliver(news)
         return True
 
     def _refuse_waiting(self) -> None:
@@ -134,4 +141,4 @@ class LoopThread:
             except queue.Empty:
                 return
             if future.set_running_or_notify_cancel():
-                future.set_exception(EngineDead(f"the engine has stopped: {self._error or 'shut down'}"))
+                future.set_exception(EngineDead(f"the engine has stopped: {self.error or 'shut down'}"))

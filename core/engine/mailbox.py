@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from core.types import CompletionOutput, RequestOutput
 
@@ -34,6 +35,11 @@ class Mailbox:
         self._error = error
         self._ready.set()
 
+    def accepted(self, answer: asyncio.Future[None]) -> None:
+        """Take the engine's answer to the request: let the reader raise what was said against it."""
+        if not answer.cancelled() and (error := answer.exception()) is not None:
+            self.fail(error)
+
     async def get(self) -> RequestOutput:
         """Wait for the next output."""
         await self._ready.wait()
@@ -58,13 +64,4 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 
 def _join(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
     logprobs = new.logprobs if old.logprobs is None else old.logprobs + (new.logprobs or [])
-    return CompletionOutput(
-        index=new.index,
-        text=old.text + new.text,
-        token_ids=[*old.token_ids, *new.token_ids],
-        cumulative_logprob=new.cumulative_logprob,
-        logprobs=logprobs,
-        finish_reason=new.finish_reason,
-        stop_reason=new.stop_reason,
-        num_tokens=new.num_tokens,
-    )
+    return replace(new, text=old.text + new.text, token_ids=[*old.token_ids, *new.token_ids], logprobs=logprobs)

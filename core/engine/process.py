@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from core.contracts import StepStats
 from core.engine.build import build
+from core.engine.client import Listener
 from core.engine.loop_thread import LoopThread
 from core.engine.messages import Abort, Add, Answer, Fault, Outputs, Ready, ResetCache, Started, Stop, ToEngine
 from core.engine.resolve import resolve
@@ -44,10 +44,15 @@ class EngineProcess:
         self._channel = channel
         self._stats: StepStats | None = None
         self._ended = threading.Event()
-        self._loop = LoopThread(lambda: core, self._deliver, died=lambda error: None)
-        core.starting = lambda request_ids: channel.send(Started(request_ids))
-        if with_stats:
-            core.observe = self._observe
+        self._loop = LoopThread(
+            lambda: core,
+            Listener(
+                self._deliver,
+                self._observe if with_stats else None,
+                died=lambda error: None,
+                started=lambda request_ids: channel.send(Started(request_ids)),
+            ),
+        )
 
     def run(self, ready: Ready) -> None:
         """Serve calls until `Stop`, or until the engine dies."""
@@ -75,14 +80,14 @@ class EngineProcess:
             self._loop.stop()
 
     def _take(self, message: Add | Abort | ResetCache) -> None:
-        core, call = self._core, message.call
+        answer: Future[Any]
         if isinstance(message, Add):
-            work: Callable[[], Any] = lambda: core.add(message.requests, resumed=message.resumed)  # noqa: E731
+            answer = self._loop.add(message.requests, resumed=message.resumed)
         elif isinstance(message, Abort):
-            work = lambda: core.abort(message.request_ids)  # noqa: E731
+            answer = self._loop.abort(message.request_ids)
         else:
-            work = core.reset_prefix_cache
-        self._loop.call(work).add_done_callback(lambda future: self._answer(call, future))
+            answer = self._loop.reset_prefix_cache()
+        answer.add_done_callback(lambda future: self._answer(message.call, future))
 
     def _answer(self, call: int, future: Future[Any]) -> None:
         error = future.exception()

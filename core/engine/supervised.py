@@ -21,7 +21,7 @@ from core.engine.messages import Abort, Add, Answer, Fault, FromEngine, Outputs,
 from core.errors import EngineDead, EngineError, ProcessFrozen, ProcessKilled
 from core.process.messages import Beat, Start
 from core.process.spawn import TICK_S, Child
-from core.step import EngineRequest, RequestDelta
+from core.step import EngineRequest, RequestDelta, StepNews
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -193,10 +193,10 @@ class Supervised:
             if deltas:
                 self._deaths_in_a_row = 0
                 self._judge(deltas)
-        if outputs.stats is not None:
+        if outputs.stats is not None and self._listener.observe is not None:
             self._listener.observe(outputs.stats)
         if deltas:
-            self._listener.deliver(deltas)
+            self._listener.deliver(StepNews(deltas=deltas))
 
     def _check_pulse(self) -> None:
         """Kill an engine that is frozen: no sign of life, or a step without an end."""
@@ -219,7 +219,7 @@ class Supervised:
             self._close_calls(Answer(0))  # what it had not answered comes back with the rest; its cache is empty
         log.error("the engine has died, %d requests are open: %s", len(self._ledger), error)
         if condemned:
-            self._listener.deliver(condemned)
+            self._listener.deliver(StepNews(deltas=condemned))
         self._child.close()
         if self._deaths_in_a_row > self._limits.max_restarts:
             self._give_up(
@@ -343,7 +343,7 @@ class Supervised:
         def accepted(answer: Answer) -> None:
             if answer.fault is not None and self._ledger.close(name):
                 failed = RequestDelta(request_id=name, finish_reason="error", error=answer.fault.message)
-                self._listener.deliver([failed])
+                self._listener.deliver(StepNews(deltas=[failed]))
                 self._next_trial()
 
         self._call(lambda call: Add(call, [request], resumed=True), accepted)
