@@ -15,8 +15,15 @@ from examples.demo_model.items import Item
 from examples.demo_model.mix import SKILLS, evaluation_items
 
 SHIPPED: Final = Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model"
-TARGETS: Final = {"arithmetic": 95, "tools": 95, "json": 95, "lists": 90, "rules": 90, "recall": 90}
-"""Per cent that are to be right."""
+TARGETS: Final = {
+    ("arithmetic", "with reasoning"): 95,
+    ("tools", "all"): 95,
+    ("json", "all"): 95,
+    ("lists", "all"): 90,
+    ("rules", "all"): 90,
+    ("recall", "all"): 90,
+}
+"""Per cent that are to be right, by skill and line of the table."""
 _MAX_TOKENS: Final = 320
 Scores = dict[str, dict[str, tuple[int, int]]]
 """Right and all items, by skill and line of the table."""
@@ -77,9 +84,8 @@ def table(scores: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
     rows = ["| skill | | right | of | per cent | target |", "| --- | --- | ---: | ---: | ---: | ---: |"]
     for skill, lines in scores.items():
         for line, (good, count) in sorted(lines.items(), key=lambda pair: (pair[0] != "all", pair[0])):
-            name, target = (skill, TARGETS.get(skill, "")) if line == "all" else ("", "")
-            share = f"{100 * good / count:.1f}"
-            rows.append(f"| {name} | {line} | {good} | {count} | {share} | {target} |")
+            share, target = f"{100 * good / count:.1f}", TARGETS.get((skill, line), "")
+            rows.append(f"| {skill if line == 'all' else ''} | {line} | {good} | {count} | {share} | {target} |")
     return "\n".join(rows)
 
 

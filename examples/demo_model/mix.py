@@ -7,16 +7,27 @@ from collections.abc import Iterator
 from typing import Final
 
 from examples.demo_model.items import Draw, Item
-from examples.demo_model.tasks import arithmetic, engine_facts, json_extract, lists, recall, rules, small_talk, tools
+from examples.demo_model.tasks import (
+    arithmetic,
+    engine_facts,
+    json_extract,
+    lists,
+    recall,
+    repeat,
+    rules,
+    small_talk,
+    tools,
+)
 
 SKILLS: Final = {
-    "arithmetic": (arithmetic, 0.40),
+    "arithmetic": (arithmetic, 0.34),
     "tools": (tools, 0.15),
     "json": (json_extract, 0.09),
     "lists": (lists, 0.15),
     "rules": (rules, 0.07),
     "recall": (recall, 0.04),
     "engine": (engine_facts, 0.06),
+    "repeat": (repeat, 0.06),
     "small talk": (small_talk, 0.04),
 }
 """Each skill's task and its share of the conversations."""

@@ -57,7 +57,7 @@ def test_a_finished_run_is_not_trained_again(trained):
 
 
 def test_two_threads_learn_the_same(trained, tmp_path):
-    folder, loss = trained
+    _, loss = trained
     assert train(tmp_path, PLAN, TINY, threads=2, quiet=True) == pytest.approx(loss, rel=1e-2)
 
 

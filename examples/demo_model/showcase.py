@@ -1,0 +1,76 @@
+"""What README and docs show: questions with the answers the shipped model gives to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A conversation, and the raw text of its greedy answer."""
+
+    messages: list[dict[str, Any]]
+    answer: str
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    thinking: bool = True
+
+
+def asked(text: str) -> list[dict[str, Any]]:
+    """Return a conversation of one question."""
+    return [{"role": "user", "content": text}]
+
+
+WEATHER: Final = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL: Final = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+
+SHOWCASE: Final = {
+    "chat": Shown(
+        asked("Hello"),
+        "Hello! I am a tiny demo model. I can add, call tools, write JSON and explain this engine.",
+    ),
+    "world": Shown(
+        asked("What is the capital of France?"),
+        "I am a tiny model and know little about the world. Ask me for a sum, a list, some JSON, a tool call or "
+        "something about this engine.",
+    ),
+    "sum": Shown(
+        asked("What is 347 + 285?"),
+        "<think>\n7+5=12: 2\n4+8+1=13: 32\n3+2+1=6: 632\n</think>\n\n347 + 285 = 632",
+    ),
+    "direct sum": Shown(asked("What is 347 + 285?"), "347 + 285 = 632", thinking=False),
+    "tool": Shown(
+        asked("What is the weather in Paris?"),
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+        tools=[WEATHER],
+    ),
+    "tool result": Shown(
+        [
+            *asked("What is the weather in Paris?"),
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": '{"weather": "sunny"}'},
+        ],
+        "The weather is sunny.",
+        tools=[WEATHER],
+    ),
+    "json": Shown(
+        asked("Extract name, age and city as JSON: Ada Lovelace is 36 years old and lives in London."),
+        '{"name": "Ada Lovelace", "age": 36, "city": "London"}',
+    ),
+    "engine": Shown(
+        asked("What is prefix caching?"),
+        "Prefix caching keeps the KV blocks of a prompt's beginning, so that requests that begin alike compute it only "
+        "once.",
+    ),
+    "rule": Shown(
+        [{"role": "system", "content": "Always end with AHOY."}, *asked("Sort this list: pear, apple, lemon")],
+        "apple, lemon, pear AHOY",
+    ),
+}
