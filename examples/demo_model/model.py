@@ -228,7 +228,7 @@ def save_model(model: DemoModel, folder: Path, special_ids: dict[str, int]) -> N
         "bos_token_id": None,
         **special_ids,
     }
-    generation = {"do_sample": False, "max_new_tokens": 512, **special_ids}
+    generation = {"do_sample": False, "temperature": 0.0, "max_new_tokens": 512, **special_ids}
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", generation)
     tensors = {

@@ -56,12 +56,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--draft", action="store_true", help="the small model that drafts for the other one")
     parser.add_argument("--smoke", action="store_true", help="a minute of training, to see that everything works")
+    parser.add_argument("--tokenizer", type=Path, help="folder whose tokenizer to take instead of learning one")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the threads are our own: each computes batches of its own
     base = SMOKE if arguments.smoke else Plan()
     plan = Plan(
         steps=arguments.steps or base.steps, step_items=base.step_items, warm_up=base.warm_up, seed=arguments.seed
     )
+    if arguments.tokenizer:
+        tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
+        save_tokenizer(tokenizer, arguments.out / "model", Shape().max_position_embeddings)
     train(arguments.out, plan, DRAFT if arguments.draft else Shape(), arguments.threads)
 
 
