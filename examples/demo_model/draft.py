@@ -28,7 +28,9 @@ def acceptance(target: Path, draft: Path, items: Iterable[Item], answers: Iterab
     """
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     if tokenizer.get_vocab() != Tokenizer.from_file(str(draft / "tokenizer.json")).get_vocab():
-        raise ValueError(f"{draft} and {target} have different tokenizers; give `train --draft` the model's folder as --tokenizer.")
+        raise ValueError(
+            f"{draft} and {target} have different tokenizers; give `train --draft` the model's folder as --tokenizer."
+        )
     model, chat, end = load_model(draft), Chat(tokenizer), token_id(tokenizer, END)
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for item, answer in zip(items, answers, strict=True):

@@ -20,10 +20,10 @@ from examples.demo_model.tasks import (
 )
 
 SKILLS: Final = {
-    "arithmetic": (arithmetic, 0.34),
+    "arithmetic": (arithmetic, 0.26),
     "tools": (tools, 0.15),
     "json": (json_extract, 0.09),
-    "lists": (lists, 0.15),
+    "lists": (lists, 0.23),
     "rules": (rules, 0.07),
     "recall": (recall, 0.04),
     "engine": (engine_facts, 0.06),
