@@ -60,21 +60,24 @@ from core.model_facts import ModelFacts
 from core.model_spec import (
     AttentionSpec,
     DecoderSpec,
-    DynamicScaling,
     LayerSpec,
-    LinearScaling,
-    Llama3Scaling,
-    LongScaling,
     MlpSpec,
     MoeSpec,
     NormSpec,
-    RopeSpec,
-    WeightNames,
-    YarnScaling,
+    Temperature,
 )
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
+from core.rope_spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from core.step import EngineRequest, Logprobs, NewRow, RequestDelta, Span, StepPlan, StepResult, WorkerInfo
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
+from core.weight_names import WeightNames
 
 __all__ = [
     "API_VERSION",
@@ -152,6 +155,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepStats",
+    "Temperature",
     "TokenStats",
     "Tokenizer",
     "WeightLoader",

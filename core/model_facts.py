@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from core.errors import ModelError, did_you_mean
-from core.model_spec import (
-    AttentionSpec,
+from core.model_spec import AttentionSpec, MlpSpec, NormSpec
+from core.rope_spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
-    MlpSpec,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -33,6 +32,8 @@ _ACTIVATIONS: Final = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 MOST_LAYERS: Final = 10_000
@@ -135,19 +136,27 @@ class ModelFacts:
             )
         return hidden // heads
 
-    def heads(self) -> dict[str, Any]:
-        """Return heads, kv_heads and head_size, as `AttentionSpec` takes them."""
+    def norm(self, name: str = "rms_norm_eps", eps: float = 1e-6, **facts: Any) -> NormSpec:
+        """Return a norm with the config's epsilon: root mean square, unless `facts` say otherwise."""
+        return NormSpec(eps=self.number(name, eps), **facts)
+
+    def layer_norm(self, name: str = "layer_norm_eps", eps: float = 1e-5, **facts: Any) -> NormSpec:
+        """Return a layer norm with weight and bias and the config's epsilon, changed by `facts`."""
+        return NormSpec(**{"kind": "layer", "eps": self.number(name, eps), "bias": True, **facts})
+
+    def heads(self, size: int | None = None) -> dict[str, Any]:
+        """Return heads, kv_heads and head_size, as `AttentionSpec` takes them; `size` holds without a head_dim."""
         heads = self.count("num_attention_heads")
-        size = self.get("head_dim")
-        size = self.head_size(self.count("hidden_size"), heads) if size is None else self.count("head_dim")
+        size = self.get("head_dim", size)
+        size = self.head_size(self.count("hidden_size"), heads) if size is None else self.count("head_dim", size)
         return {"heads": heads, "kv_heads": self.count("num_key_value_heads", heads), "head_size": size}
 
     def attention(self, **facts: Any) -> AttentionSpec:
         """Return attention with the config's heads; rotary positions over the head unless said otherwise."""
-        heads = self.heads()
+        facts = {**self.heads(), **facts}
         if "rope" not in facts:
-            facts["rope"] = self.rope(heads["head_size"])
-        return AttentionSpec(**heads, **facts)
+            facts["rope"] = self.rope(facts["head_size"])
+        return AttentionSpec(**facts)
 
     def mlp(self, **facts: Any) -> MlpSpec:
         """Return a gated MLP of `intermediate_size` with the config's activation, changed by `facts`."""
@@ -184,6 +193,16 @@ class ModelFacts:
             full = [name == "full_attention" for name in names]
         return [None if is_full else size for is_full in full]
 
+    def switches(self, name: str, *, off_every: int) -> list[bool]:
+        """Return a field that has a number for each layer, 0 for off; where absent, every `off_every`-th is off."""
+        num_layers = self.num_layers()
+        values = self.get(name)
+        if values is None:
+            return [(i + 1) % off_every != 0 for i in range(num_layers)]
+        if len(_listed(name, values)) != num_layers:
+            raise ModelError(f"{name} in config.json has {len(values)} values; there are {num_layers} layers.")
+        return [bool(value) for value in values]
+
     def rope(
         self,
         head_size: int,
@@ -194,6 +213,7 @@ class ModelFacts:
         theta_name: str = "rope_theta",
         share_name: str = "partial_rotary_factor",
         scaled: bool = True,
+        interleaved: bool = False,
     ) -> RopeSpec:
         """Return the rotary positions of the layers of one type.
 
@@ -209,7 +229,11 @@ class ModelFacts:
         parameters = ModelFacts(SimpleNamespace(**given))
         theta = parameters.number("rope_theta", self.number(theta_name, theta))
         share = parameters.number("partial_rotary_factor", self.number(share_name, share))
-        return RopeSpec(size=int(head_size * share), theta=theta, scaling=self._scaling(parameters))
+        size = int(head_size * share)
+        if parameters.get("alpha"):  # grown once and for all, whatever its type says
+            theta *= parameters.number("alpha") ** (size / (size - 2))
+            return RopeSpec(size=size, theta=theta, interleaved=interleaved)
+        return RopeSpec(size=size, theta=theta, interleaved=interleaved, scaling=self._scaling(parameters))
 
     def _scaling(self, given: ModelFacts) -> RopeScaling | None:
         kind = given.get("rope_type") or given.get("type") or "default"

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from core.errors import ConfigError, ModelError
+from core.rope_spec import RopeSpec
+from core.weight_names import WeightNames
 
-ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,89 +23,19 @@ class NormSpec:
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
     offset: float = 0.0
-    """Added to the stored weight (rms only)."""
+    """Added to the stored weight."""
     bias: bool = False
+    weight: bool = True
+    """False: nothing is stored, the norm only scales."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """All angles divided by `factor`."""
+class Temperature:
+    """Queries grow with their position p: times 1 + scale * log(1 + floor((p + shift) / length))."""
 
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicScaling:
-    """The base grows with the served context beyond `original` positions."""
-
-    factor: float
-    original: int
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Long wavelengths divided by `factor`, short ones kept, those between interpolated."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original: int
-
-    def __post_init__(self) -> None:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ModelError(
-                f"high_freq_factor {self.high_freq_factor} of the rotary scaling is not above low_freq_factor "
-                f"{self.low_freq_factor}."
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """Interpolation and extrapolation blended per dimension; cosines and sines times `attention_factor`."""
-
-    factor: float
-    original: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class LongScaling:
-    """One divisor per angle: the long ones when the served context exceeds `original`, else the short ones."""
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original: int
-    attention_factor: float
-
-
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary positions: the first `size` entries of a head turn, the others pass."""
-
-    size: int
-    theta: float = 10_000.0
-    interleaved: bool = False
-    scaling: RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        if self.size < 2 or self.size % 2:
-            raise ModelError(
-                f"rotary size {self.size} is not a positive even number; check head_dim and partial_rotary_factor."
-            )
-        if self.theta <= 1:
-            raise ModelError(f"rope_theta {self.theta} is not above 1, so no position would be told from another.")
-        if isinstance(self.scaling, DynamicScaling) and self.size < 4:
-            raise ModelError(f"dynamic rotary scaling needs a rotary size of at least 4, not {self.size}.")
-        if isinstance(self.scaling, LongScaling):
-            for name, factors in (("short_factor", self.scaling.short), ("long_factor", self.scaling.long)):
-                if len(factors) != self.size // 2:
-                    raise ModelError(f"{name} of the rotary scaling has {len(factors)} values, not {self.size // 2}.")
+    scale: float
+    length: int
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +54,23 @@ class AttentionSpec:
     chunk: int | None = None
     """Only tokens of the current chunk of so many positions are visible."""
     softcap: float | None = None
+    alibi: tuple[float, ...] = ()
+    """Per head: how much a score falls with each token of distance."""
+    sinks: bool = False
+    """Each head has a learned score that takes its share of the weights and gives nothing."""
     qk_norm: NormSpec | None = None
-    """Normalises queries and keys before they turn."""
-    qk_norm_full: bool = False
-    """The norm is over all heads together instead of each head."""
+    """Normalises queries and keys."""
+    qk_norm_over: Literal["head", "own", "all"] = "head"
+    """One norm for every head, each head its own weights, or one norm over all heads together."""
+    qk_norm_turned: bool = False
+    """The norm comes after the rotation instead of before."""
+    qkv_clip: float | None = None
+    """Queries, keys and values are cut off at plus and minus this."""
+    temperature: Temperature | None = None
+    inner_norm: NormSpec | None = None
+    """Normalises what the heads give, before the output product."""
+    gate: bool = False
+    """What the heads give is multiplied by the sigmoid of a product of the input, as wide."""
     qkv_bias: bool = False
     out_bias: bool = False
 
@@ -145,6 +90,8 @@ class AttentionSpec:
             )
         if self.window is not None and self.window < 1:
             raise ModelError(f"sliding_window {self.window} hides the token itself; it must be at least 1, or null.")
+        if self.alibi and len(self.alibi) != self.heads:
+            raise ModelError(f"there are {len(self.alibi)} slopes of positions for {self.heads} attention heads.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +102,8 @@ class MlpSpec:
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    inner_norm: NormSpec | None = None
+    """Normalises what the activation gives, before the last product."""
 
     def __post_init__(self) -> None:
         _check_activation(self.activation)
@@ -190,49 +139,10 @@ class LayerSpec:
     mlp_out: NormSpec | None = None
     parallel: bool = False
     """Attention and MLP both read the layer's input; without `mlp_in` they share the norm `attention_in`."""
+    norm_sum: bool = False
+    """`attention_out` and `mlp_out` normalise the stream with the part added, not the part alone."""
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the stream."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightNames:
-    """Where the checkpoint keeps each part; the defaults are what most models use. Prefixes, without `.weight`."""
-
-    embed: str = "model.embed_tokens"
-    positions: str = ""
-    final_norm: str = "model.norm"
-    head: str = "lm_head"
-    layer: str = "model.layers.{}"
-    attention_in: str = "input_layernorm"
-    attention_out: str = ""
-    mlp_in: str = "post_attention_layernorm"
-    mlp_out: str = ""
-    q: str = "self_attn.q_proj"
-    k: str = "self_attn.k_proj"
-    v: str = "self_attn.v_proj"
-    o: str = "self_attn.o_proj"
-    qkv: str = ""
-    """Set when the checkpoint keeps query, key and value in one tensor."""
-    qkv_grouped: bool = False
-    """The rows of `qkv` go by key-value head (its queries, its key, its value) instead of all queries first."""
-    q_norm: str = "self_attn.q_norm"
-    k_norm: str = "self_attn.k_norm"
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    down: str = "mlp.down_proj"
-    gate_up: str = ""
-    """Set when the checkpoint keeps gate and up in one tensor."""
-    router: str = "mlp.gate"
-    expert: str = "mlp.experts.{}"
-    expert_gate: str = "gate_proj"
-    expert_up: str = "up_proj"
-    expert_down: str = "down_proj"
-    transposed: bool = False
-    """Weights of the layers' linear parts are stored [in, out]."""
-    rename: tuple[tuple[str, str], ...] = ()
-    """Regular expression and replacement, applied to each tensor's name before it is looked up."""
-    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
-    """Patterns of tensors that are not weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,13 +154,20 @@ class DecoderSpec:
     max_positions: int
     """Positions the rotary tables are made for: the longest context served."""
     layers: tuple[LayerSpec, ...]
-    norm: NormSpec = field(default_factory=NormSpec)
+    norm: NormSpec | None = field(default_factory=NormSpec)
     """The last norm, before the head."""
     tied_head: bool = False
     head_bias: bool = False
     embed_scale: float = 1.0
+    embed_size: int = 0
+    """Width of embedding and head where it is not `hidden_size`: products lead from one to the other."""
+    embed_norm: NormSpec | None = None
     learned_positions: int = 0
     """Rows of the table of learned positions; 0: there is none."""
+    position_offset: int = 0
+    """The row of position 0."""
+    sinusoidal_positions: bool = False
+    """Sines and cosines of every position are added to the embedding."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     names: WeightNames = field(default_factory=WeightNames)
@@ -284,7 +201,7 @@ class DecoderSpec:
                 return f"does not divide the model's {attention.heads} attention heads"
             if kv_heads % ranks and ranks % kv_heads:
                 return f"neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
-            if kv_heads % ranks and attention.qk_norm_full:
+            if kv_heads % ranks and attention.qk_norm_over == "all":
                 return f"is more than the model's {kv_heads} key-value heads, which are normalised together"
             if width % ranks:
                 kind = "experts'" if isinstance(layer.mlp, MoeSpec) else "model's"

@@ -1,22 +1,121 @@
-"""Llama 1 to 3 and the many models of its shape: gated MLP, rotary positions, norms before each part."""
+"""Llama 1 to 3 and the models of its shape: gated MLP, rotary positions, norms before each part."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, hookimpl
+from typing import Any
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+
+HERE = "builtin_plugins.models.llama"
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
-    return [Entry("LlamaForCausalLM", "builtin_plugins.models.llama:spec", "Llama 1 to 3 and its relatives")]
+    """Return the architectures."""
+    return [
+        Entry("LlamaForCausalLM", f"{HERE}:spec", "Llama 1 to 3 and its relatives"),
+        Entry("InternLM3ForCausalLM", f"{HERE}:internlm3", "InternLM 3"),
+        Entry("SeedOssForCausalLM", f"{HERE}:seed_oss", "Seed-OSS"),
+        Entry("SmolLM3ForCausalLM", f"{HERE}:smollm3", "SmolLM 3"),
+        Entry("Ernie4_5ForCausalLM", f"{HERE}:ernie4_5", "ERNIE 4.5, dense"),
+        Entry("HeliumForCausalLM", f"{HERE}:helium", "Helium"),
+        Entry("HunYuanDenseV1ForCausalLM", f"{HERE}:hunyuan_dense", "Hunyuan, dense"),
+        Entry("BitNetForCausalLM", f"{HERE}:bitnet", "BitNet, unpacked weights"),
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Llama config."""
     facts = ModelFacts(hf_config)
-    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
     bias = facts.flag("attention_bias")
+    return _alike(facts, facts.norm(), qkv_bias=bias, out_bias=bias, mlp_bias=facts.flag("mlp_bias"))
+
+
+def _alike(
+    facts: ModelFacts,
+    norm: NormSpec,
+    *,
+    names: WeightNames | None = None,
+    tied: bool = False,
+    mlp_bias: bool = False,
+    **attention: Any,
+) -> DecoderSpec:
+    """Return a model of equal layers of Llama's shape."""
+    mlp = facts.mlp(bias=mlp_bias)
+    layer = LayerSpec(attention=facts.attention(**attention), mlp=mlp, attention_in=norm, mlp_in=norm)
+    layers = (layer,) * facts.num_layers()
+    return DecoderSpec(**facts.decoder(tied=tied), layers=layers, norm=norm, names=names or WeightNames())
+
+
+def internlm3(hf_config: object) -> DecoderSpec:
+    """Return the facts of an InternLM 3 config; its own files and transformers name the biases differently."""
+    facts = ModelFacts(hf_config)
+    qkv_bias = facts.flag("qkv_bias", facts.flag("attention_bias"))
+    bias = facts.flag("bias", facts.flag("mlp_bias"))
+    return _alike(facts, facts.norm(eps=1e-5), qkv_bias=qkv_bias, out_bias=bias, mlp_bias=bias)
+
+
+def seed_oss(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Seed-OSS config."""
+    facts = ModelFacts(hf_config)
+    bias, out_bias = facts.flag("attention_bias", True), facts.flag("attention_out_bias")
+    return _alike(facts, facts.norm(), qkv_bias=bias, out_bias=out_bias, mlp_bias=facts.flag("mlp_bias"))
+
+
+def smollm3(hf_config: object) -> DecoderSpec:
+    """Return the facts of a SmolLM 3 config: every few layers have no positions, and only those may have a window."""
+    facts = ModelFacts(hf_config)
+    norm, bias, mlp = facts.norm(), facts.flag("attention_bias"), facts.mlp(bias=facts.flag("mlp_bias"))
+    rope = facts.rope(facts.heads()["head_size"], theta=2e6)
+    turning = facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
+    size = facts.window() if facts.flag("use_sliding_window") else None
+    windows = [None if turns else size for turns in turning]
+    if facts.get("layer_types") is not None:
+        windows = facts.windows(size)
+    layers = tuple(
+        LayerSpec(
+            attention=facts.attention(rope=rope if turns else None, window=window, qkv_bias=bias, out_bias=bias),
+            mlp=mlp,
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for turns, window in zip(turning, windows, strict=True)
+    )
+    return DecoderSpec(**facts.decoder(tied=True), layers=layers, norm=norm)
+
+
+def ernie4_5(hf_config: object) -> DecoderSpec:
+    """Return the facts of an ERNIE 4.5 config."""
+    facts = ModelFacts(hf_config)
+    rope = facts.rope(facts.heads(128)["head_size"], theta=5e5, interleaved=True)
+    bias = facts.flag("use_bias")
+    attention: dict[str, Any] = {"rope": rope, "qkv_bias": bias, "out_bias": bias, **facts.heads(128)}
+    return _alike(facts, facts.norm(eps=1e-5), tied=True, mlp_bias=bias, **attention)
+
+
+def helium(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Helium config."""
+    facts = ModelFacts(hf_config)
+    rope = facts.rope(facts.heads(128)["head_size"], theta=1e5, interleaved=True)
+    attention: dict[str, Any] = {"rope": rope, "qkv_bias": facts.flag("attention_bias"), **facts.heads(128)}
+    return _alike(facts, facts.norm(eps=1e-8), mlp_bias=facts.flag("mlp_bias"), **attention)
+
+
+def hunyuan_dense(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Hunyuan config: query and key heads are normalised after they turned."""
+    facts = ModelFacts(hf_config)
+    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    names = WeightNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
+    turned: dict[str, Any] = {"qk_norm": norm, "qk_norm_turned": True, "qkv_bias": bias, "out_bias": bias}
+    return _alike(facts, norm, names=names, **turned)
+
+
+def bitnet(hf_config: object) -> DecoderSpec:
+    """Return the facts of a BitNet config: norms before the last product of each part, a squared gate."""
+    facts = ModelFacts(hf_config)
+    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    rope = facts.rope(facts.heads()["head_size"], theta=5e5)
     layer = LayerSpec(
-        attention=facts.attention(qkv_bias=bias, out_bias=bias),
-        mlp=facts.mlp(bias=facts.flag("mlp_bias")),
+        attention=facts.attention(rope=rope, inner_norm=norm, qkv_bias=bias, out_bias=bias),
+        mlp=facts.mlp(activation=facts.activation(default="relu2"), inner_norm=norm),
         attention_in=norm,
         mlp_in=norm,
     )

@@ -16,7 +16,7 @@ def spec(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-5))
     bias = facts.flag("attention_bias")
-    attention = facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, qk_norm_full=True)
+    attention = facts.attention(qkv_bias=bias, out_bias=bias, qk_norm=norm, qk_norm_over="all")
     layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_out=norm, mlp_out=norm)
     layers = (layer,) * facts.num_layers()
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

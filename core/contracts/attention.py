@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ class AttentionParams:
     """Tokens visible, the current one included."""
     chunk: int | None = None
     softcap: float | None = None
+    alibi: Sequence[float] = ()
+    """Per head: how much a score falls with each token of distance. Added after the scale, before the softmax."""
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+    """[heads]: scores that take part in the softmax and give no value."""
 
 
 @dataclass(slots=True)

@@ -11,13 +11,15 @@ from core.contracts import AttentionParams
 from core.errors import ModelError
 from core.kv_spec import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
 from core.nn.linear import Linear, Slice
-from core.nn.norm import make_norm
+from core.nn.norm import HeadsNorm, make_norm, optional_norm
+from core.nn.weights import empty_parameter, fill
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec import AttentionSpec, WeightNames
+    from core.model_spec import AttentionSpec, Temperature
     from core.nn.rotary import Rotary
     from core.nn.weights import WeightMap
+    from core.weight_names import WeightNames
 
 
 class Attention(nn.Module):
@@ -49,6 +51,8 @@ class Attention(nn.Module):
             window=spec.window,
             chunk=spec.chunk,
             softcap=spec.softcap,
+            alibi=group.cut(torch.tensor(spec.alibi), 0).tolist() if spec.alibi else (),
+            sinks=self._expect_sinks(weights, context, f"{layer}.{names.sinks}") if spec.sinks else None,
         )
         self.cache: torch.Tensor | None = None
         own = not names.qkv
@@ -66,7 +70,7 @@ class Attention(nn.Module):
             split="rows",
             bias=spec.qkv_bias,
             transposed=names.transposed,
-            order=_ungrouped(spec) if names.qkv_grouped else None,
+            order=_ungrouped(spec) if names.qkv_grouped else names.qkv_heads or None,
         )
         self.out = Linear(
             context,
@@ -78,36 +82,78 @@ class Attention(nn.Module):
             bias=spec.out_bias,
             transposed=names.transposed,
         )
-        self.q_norm = self.k_norm = None
-        if spec.qk_norm is not None:
-            q_width, k_width = (width, kv_width) if spec.qk_norm_full else (spec.head_size, spec.head_size)
-            self.q_norm = make_norm(spec.qk_norm, q_width, context, weights, f"{layer}.{names.q_norm}")
-            self.k_norm = make_norm(spec.qk_norm, k_width, context, weights, f"{layer}.{names.k_norm}")
-            if spec.qk_norm_full and kv_parts < group.size:
-                raise ModelError(
-                    f"{spec.kv_heads} key-value heads cannot be normalised together over {group.size} ranks; "
-                    f"use a --tensor-parallel-size of at most {spec.kv_heads}."
-                )
+        self.gate: Linear | None = None
+        if spec.gate:
+            prefix = f"{layer}.{names.attention_gate}"
+            self.gate = Linear(context, weights, prefix, hidden, [Slice("gate", width)], split="rows")
+        inner = f"{layer}.{names.attention_inner}"
+        self.inner_norm = optional_norm(spec.inner_norm, width, context, weights, inner)
+        self.q_norm = self._norm(spec.heads, group.size, f"{layer}.{names.q_norm}", context, weights)
+        self.k_norm = self._norm(spec.kv_heads, kv_parts, f"{layer}.{names.k_norm}", context, weights)
+
+    def _norm(self, heads: int, parts: int, prefix: str, context: BuildContext, weights: WeightMap) -> nn.Module | None:
+        """Make the norm of queries or of keys, whose heads are split into so many parts."""
+        norm, over, size = self.spec.qk_norm, self.spec.qk_norm_over, self.head_size
+        if norm is None:
+            return None
+        if over == "own":
+            return HeadsNorm(norm, (heads, size), parts, context, weights, prefix)
+        if over == "all" and parts < context.group.size:
+            raise ModelError(
+                f"{heads} key-value heads cannot be normalised together over {context.group.size} ranks; "
+                f"use a --tensor-parallel-size of at most {heads}."
+            )
+        return make_norm(norm, heads * size if over == "all" else size, context, weights, prefix)
+
+    def _expect_sinks(self, weights: WeightMap, context: BuildContext, name: str) -> torch.Tensor:
+        self.sinks = empty_parameter(self.heads, dtype=context.dtype)
+        group, target = self._group, self.sinks.data
+        weights.add(name, (self.spec.heads,), lambda tensor: fill(target, group.cut(tensor, 0)))
+        return target
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """Return attention's output [n, hidden]; keys and values go to the cache."""
-        rows = self.qkv.slices
+        rows, spec = self.qkv.slices, self.spec
         qkv = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
+        if spec.qkv_clip is not None:
+            qkv = qkv.clamp(-spec.qkv_clip, spec.qkv_clip)
         query, key, value = qkv[:, rows["q"]], qkv[:, rows["k"]], qkv[:, rows["v"]]
-        if self.q_norm is not None and self.k_norm is not None and self.spec.qk_norm_full:
-            group = self._group
-            query = group.cut(self.q_norm(group.all_gather(query)), 1)
-            key = group.cut(self.k_norm(group.all_gather(key)), 1)
+        if spec.qk_norm_over == "all":
+            query, key = self._normed_together(query, key)
         query = query.view(-1, self.heads, self.head_size)
         key = key.view(-1, self.kv_heads, self.head_size)
         value = value.view(-1, self.kv_heads, self.head_size)
-        if self.q_norm is not None and self.k_norm is not None and not self.spec.qk_norm_full:
-            query, key = self.q_norm(query), self.k_norm(key)
+        each = self.q_norm is not None and spec.qk_norm_over != "all"
+        if each and not spec.qk_norm_turned:
+            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
         if self._rotary is not None:
             query, key = self._rotary(query, key, positions)
+        if each and spec.qk_norm_turned:
+            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
+        if spec.temperature is not None:
+            query = query * _growth(spec.temperature, positions)[:, None, None].to(query.dtype)
         assert self.cache is not None, "bind_kv was not called"
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)
-        return self.out(out.reshape(-1, self.heads * self.head_size))  # type: ignore[no-any-return]
+        return self._finish(x, out.reshape(-1, self.heads * self.head_size))
+
+    def _normed_together(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return query, key
+        group = self._group
+        query = group.cut(self.q_norm(group.all_gather(query)), 1)
+        return query, group.cut(self.k_norm(group.all_gather(key)), 1)
+
+    def _finish(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if self.inner_norm is not None:
+            out = self._group.cut(self.inner_norm(self._group.all_gather(out)), 1)
+        if self.gate is not None:
+            out = out * self.gate(x).sigmoid()
+        return self.out(out)  # type: ignore[no-any-return]
+
+
+def _growth(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
+    steps = ((positions + temperature.shift) / temperature.length).floor()
+    return 1 + temperature.scale * steps.log1p()
 
 
 def _kv_parts(kv_heads: int, ranks: int) -> int:

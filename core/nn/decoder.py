@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 from core.kv_spec import LayerKV
-from core.model_spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec, RopeSpec
+from core.model_spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 from core.nn.attention import Attention
 from core.nn.embedding import Embedding, Head, VocabWeight
-from core.nn.linear import Linear
+from core.nn.linear import Linear, Slice
 from core.nn.mlp import Mlp
 from core.nn.moe import Moe
-from core.nn.norm import Norm, make_norm
-from core.nn.rotary import Rotary
+from core.nn.norm import Norm, optional_norm
+from core.nn.rotary import Rotary, sinusoids
 from core.nn.weights import WeightMap, empty_parameter, place
+from core.rope_spec import RopeSpec
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext, ForwardBatch
@@ -49,11 +50,11 @@ class Decoder(nn.Module):
         names, stage = spec.names, context.pipeline
         others = [f"{names.layer.format(index)}.*" for index in range(len(spec.layers)) if index not in self._own]
         if not stage.is_first:
-            others.append(f"{names.positions}.weight")
+            others += [f"{names.positions}.weight", f"{names.embed_in}.*", f"{names.embed_norm}.*"]
             if not (stage.is_last and spec.tied_head):
                 others.append(f"{names.embed}.weight")
         if not stage.is_last:
-            others += [f"{names.final_norm}.*", f"{names.head}.*"]
+            others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
         elif spec.tied_head:
             others.append(f"{names.head}.weight")
         return others
@@ -66,14 +67,24 @@ class Decoder(nn.Module):
         self.register_parameter("positions", None)
         if not context.pipeline.is_first:
             return
-        self.embed = Embedding(spec.vocab_size, hidden, context, weights, names.embed)
+        width = spec.embed_size or hidden
+        self.embed = Embedding(spec.vocab_size, width, context, weights, names.embed)
+        self.embed_in = self._resize(width, hidden, names.embed_in, context)
+        self.embed_norm = optional_norm(spec.embed_norm, hidden, context, weights, names.embed_norm)
         self._embedding = context.ops.embedding
         # Rounded like a stored weight would be: in bfloat16 the factor is one of its numbers.
         self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
         if spec.learned_positions:
-            table = empty_parameter(spec.learned_positions, hidden, dtype=context.dtype)
+            table = empty_parameter(spec.learned_positions + spec.position_offset, hidden, dtype=context.dtype)
             self.register_parameter("positions", table)
             weights.add(f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor))
+        elif spec.sinusoidal_positions:
+            table = empty_parameter(spec.max_positions + spec.position_offset, hidden, dtype=context.dtype)
+            self.register_parameter("positions", table)
+
+    def _resize(self, width: int, to: int, name: str, context: BuildContext) -> Linear | None:
+        """Make the product between the widths of embedding and layers, where they differ."""
+        return None if width == to else Linear(context, self._weights, name, width, [Slice("out", to)])
 
     def _build_layers(self, spec: DecoderSpec, context: BuildContext) -> None:
         """Make the layers of this stage."""
@@ -97,11 +108,13 @@ class Decoder(nn.Module):
         self.head: Head | None = None
         if not context.pipeline.is_last:
             return
-        self.norm = make_norm(spec.norm, hidden, context, weights, names.final_norm)
+        width = spec.embed_size or hidden
+        self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
+        self.embed_out = self._resize(hidden, width, names.embed_out, context)
         tied_to: VocabWeight | None = None
         if spec.tied_head:  # without the first stage's embedding, it is loaded here as well
-            tied_to = self.embed or VocabWeight(spec.vocab_size, hidden, context, weights, names.embed)
-        self.head = Head(spec.vocab_size, hidden, context, weights, names.head, tied_to=tied_to, bias=spec.head_bias)
+            tied_to = self.embed or VocabWeight(spec.vocab_size, width, context, weights, names.embed)
+        self.head = Head(spec.vocab_size, width, context, weights, names.head, tied_to=tied_to, bias=spec.head_bias)
         self._softcap = context.ops.softcap
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -116,6 +129,8 @@ class Decoder(nn.Module):
                 module.finish()
         for rotary in self._rotaries:
             rotary.finish()
+        if self.spec.sinusoidal_positions and self.positions is not None:
+            self.positions.data.copy_(sinusoids(*self.positions.shape))
 
     def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
         """Take the cache of each layer, in the order of `kv_layers`."""
@@ -141,13 +156,17 @@ class Decoder(nn.Module):
         x: torch.Tensor = self.embed(batch.input_ids)
         if self._embed_scale != 1.0:
             x = x * self._embed_scale
+        if self.embed_in is not None:
+            x = self.embed_in(x)
         if self.positions is not None:
-            x = x + self._embedding(batch.positions, self.positions)
-        return x
+            x = x + self._embedding(batch.positions, self.positions[self.spec.position_offset :])
+        return x if self.embed_norm is None else self.embed_norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32."""
         assert self.head is not None, "only the last stage has a head"
+        if self.embed_out is not None:
+            hidden = self.embed_out(hidden)
         logits: torch.Tensor = self.head(hidden)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
@@ -172,7 +191,7 @@ class Block(nn.Module):
         names, hidden = spec.names, spec.hidden_size
 
         def norm(facts: NormSpec | None, name: str) -> Norm | None:
-            return None if facts is None else make_norm(facts, hidden, context, weights, f"{prefix}.{name}")
+            return optional_norm(facts, hidden, context, weights, f"{prefix}.{name}")
 
         self.attention_in = norm(layer.attention_in, names.attention_in)
         self.attention = Attention(layer.attention, hidden, names, prefix, rotary, context, weights)
@@ -184,13 +203,15 @@ class Block(nn.Module):
         else:
             self.mlp = Mlp(layer.mlp, hidden, names, prefix, context, weights)
         self.mlp_out = norm(layer.mlp_out, names.mlp_out)
-        self._parallel = layer.parallel
+        self._parallel, self._norm_sum = layer.parallel, layer.norm_sum
         self._residual_scale = layer.residual_scale
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, plan: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the two halves of the stream after this layer."""
+        if self._norm_sum:
+            return self._normed_sums(x, positions, plan), None
         inner, residual = _join(self.attention_in, x, residual)
         if self._parallel:
             shared = inner if self.mlp_in is None else self.mlp_in(residual)
@@ -199,6 +220,12 @@ class Block(nn.Module):
         x = self._attend(inner, positions, plan)
         inner, residual = _join(self.mlp_in, x, residual)
         return self._feed(inner), residual
+
+    def _normed_sums(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        assert self.attention_out is not None, "norm_sum needs it"
+        assert self.mlp_out is not None, "norm_sum needs it"
+        x = self.attention_out.add(self.attention(x, positions, plan), x)[0]
+        return self.mlp_out.add(self.mlp(x), x)[0]
 
     def _attend(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         out: torch.Tensor = self.attention(x, positions, plan)

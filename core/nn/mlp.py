@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from core.nn.activation import make_activation
 from core.nn.linear import Linear, Slice
+from core.nn.norm import optional_norm
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec import MlpSpec, WeightNames
+    from core.model_spec import MlpSpec
     from core.nn.weights import WeightMap
-    from core.ops.table import OpTable
+    from core.weight_names import WeightNames
 
 
 class Mlp(nn.Module):
@@ -54,14 +55,16 @@ class Mlp(nn.Module):
             bias=spec.bias,
             transposed=names.transposed,
         )
-        self._activate = activation_op(context.ops, spec.activation, gated=spec.gated)
+        self.activate = make_activation(
+            spec.activation, gated=spec.gated, prefix=f"{layer}.{names.activation}", context=context, weights=weights
+        )
+        self._group = context.group
+        prefix = f"{layer}.{names.mlp_inner}"
+        self.inner_norm = optional_norm(spec.inner_norm, spec.width, context, weights, prefix)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden]."""
-        return self.down(self._activate(self.up(x)))  # type: ignore[no-any-return]
-
-
-def activation_op(ops: OpTable, name: str, *, gated: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the op of an activation's name (one of `core.model_spec.ACTIVATIONS`)."""
-    op: Callable[[torch.Tensor], torch.Tensor] = getattr(ops, f"{name}_and_mul" if gated else name)
-    return op
+        x = self.activate(self.up(x))
+        if self.inner_norm is not None:
+            x = self._group.cut(self.inner_norm(self._group.all_gather(x)), 1)
+        return self.down(x)  # type: ignore[no-any-return]

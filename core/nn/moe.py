@@ -12,7 +12,8 @@ from core.nn.weights import WeightMap, empty_parameter, fill, place
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec import MoeSpec, WeightNames
+    from core.model_spec import MoeSpec
+    from core.weight_names import WeightNames
 
 
 class Moe(nn.Module):

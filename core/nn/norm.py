@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from core.nn.weights import WeightMap, empty_parameter, place
+from core.nn.weights import WeightMap, empty_parameter, fill, place
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
     from core.model_spec import NormSpec
+    from core.nn.parallel import ParallelGroup
 
 
 class RmsNorm(nn.Module):
@@ -19,10 +21,13 @@ class RmsNorm(nn.Module):
 
     def __init__(self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str) -> None:
         super().__init__()
-        self.weight = empty_parameter(width, dtype=context.dtype)
         self._eps, self._offset = spec.eps, spec.offset
         self._norm, self._add_norm = context.ops.rms_norm, context.ops.add_rms_norm
-        weights.add(f"{prefix}.weight", (width,), lambda tensor: place(self.weight, tensor))
+        if spec.weight:
+            self.weight = empty_parameter(width, dtype=context.dtype)
+            weights.add(f"{prefix}.weight", (width,), lambda tensor: place(self.weight, tensor))
+        else:
+            self.weight = nn.Parameter(torch.ones(width, dtype=context.dtype), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised x."""
@@ -34,16 +39,19 @@ class RmsNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * weight + bias."""
+    """(x - mean) / std * (weight + offset) + bias."""
 
     def __init__(self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str) -> None:
         super().__init__()
-        self.weight = empty_parameter(width, dtype=context.dtype)
-        self.bias: nn.Parameter | None
+        weight = empty_parameter(width, dtype=context.dtype) if spec.weight else None
         bias = empty_parameter(width, dtype=context.dtype) if spec.bias else None
+        self.weight: nn.Parameter | None
+        self.bias: nn.Parameter | None
+        self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)
         self._eps, self._norm = spec.eps, context.ops.layer_norm
-        weights.add(f"{prefix}.weight", (width,), lambda tensor: place(self.weight, tensor))
+        if weight is not None:
+            weights.add(f"{prefix}.weight", (width,), lambda tensor: _place_plus(weight, tensor, spec.offset))
         if bias is not None:
             weights.add(f"{prefix}.bias", (width,), lambda tensor: place(bias, tensor))
 
@@ -64,3 +72,67 @@ def make_norm(spec: NormSpec, width: int, context: BuildContext, weights: Weight
     """Return the layer a spec describes, reading its tensors from `prefix`."""
     kind = RmsNorm if spec.kind == "rms" else LayerNorm
     return kind(spec, width, context, weights, prefix)
+
+
+def optional_norm(
+    spec: NormSpec | None, width: int, context: BuildContext, weights: WeightMap, prefix: str
+) -> Norm | None:
+    """Return the layer a spec describes, None for None."""
+    return None if spec is None else make_norm(spec, width, context, weights, prefix)
+
+
+class HeadsNorm(nn.Module):
+    """A norm over each head, every head with its own weights.
+
+    The checkpoint has them in one tensor [heads, head_size], or in one per head where `prefix` has a `{}`. A rank holds
+    the heads of its part of `parts`; ranks with an equal part hold copies.
+    """
+
+    def __init__(
+        self,
+        spec: NormSpec,
+        shape: tuple[int, int],
+        parts: int,
+        context: BuildContext,
+        weights: WeightMap,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        heads, size = shape
+        own = _own_heads(heads, parts, context.group)
+        self._plain = make_norm(_without_weight(spec), size, context, weights, prefix)
+        self.weight = empty_parameter(len(own), size, dtype=context.dtype)
+        if "{}" not in prefix:
+            part = slice(own.start, own.stop)
+            weights.add(f"{prefix}.weight", shape, lambda tensor: fill(self.weight.data, tensor[part]))
+            return
+        for head in range(heads):
+            row = self.weight.data[head - own.start] if head in own else None
+            weights.add(f"{prefix.format(head)}.weight", (size,), partial(_fill_own, row))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [n, heads, head_size] normalised."""
+        return self._plain(x) * self.weight  # type: ignore[no-any-return]
+
+
+def _without_weight(spec: NormSpec) -> NormSpec:
+    return type(spec)(kind=spec.kind, eps=spec.eps, weight=False)
+
+
+def _own_heads(heads: int, parts: int, group: ParallelGroup) -> range:
+    length = heads // parts
+    first = group.rank * parts // group.size * length
+    return range(first, first + length)
+
+
+def _fill_own(row: torch.Tensor | None, tensor: torch.Tensor) -> None:
+    if row is not None:
+        fill(row, tensor)
+
+
+def _place_plus(parameter: nn.Parameter, tensor: torch.Tensor, offset: float) -> None:
+    if offset:  # the file's own memory must not change
+        fill(parameter.data, tensor)
+        parameter.data += offset
+    else:
+        place(parameter, tensor)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from core.model_spec import (
+from core.rope_spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -54,6 +54,15 @@ def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:
         torch.cos(angles, out=table[:, : spec.size // 2])
         torch.sin(angles, out=table[:, spec.size // 2 :])
         return table if factor == 1.0 else table.mul_(factor)
+
+
+def sinusoids(rows: int, size: int) -> torch.Tensor:
+    """Return [rows, size] float32: the sines, then the cosines, of each row's angles."""
+    with torch.device("cpu"):
+        half = size // 2
+        frequencies = torch.exp(torch.arange(half) * -(math.log(10_000) / (half - 1)))
+        angles = torch.arange(rows)[:, None] * frequencies
+        return torch.cat([angles.sin(), angles.cos(), torch.zeros(rows, size % 2)], dim=1)
 
 
 def inverse_frequencies(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, float]:

@@ -15,8 +15,8 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
+from core.testing.tiny_configs import DENSE, VOCAB
 
-VOCAB: Final = 300
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -122,7 +122,10 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         },
     ),
 }
-"""Architecture to its transformers config class and the facts of its tiny form."""
+"""Those that go through every test there is: architecture to transformers' config class and facts of its tiny form."""
+
+ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {**TINY, **DENSE}
+"""All there are."""
 
 
 def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
@@ -133,7 +136,9 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
     """
     dtype = getattr(torch, overrides.pop("torch_dtype", "float32"))
     config = tiny_config(architecture, **overrides)
-    model = getattr(transformers, architecture)(config)
+    model_class: Any = getattr(transformers, architecture, None)
+    make: Any = model_class or transformers.AutoModelForCausalLM.from_config
+    model = make(config)
     _randomise(model, seed)
     folder = Path(folder)
     log: Any = transformers.utils.logging
@@ -144,17 +149,21 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
     finally:
         if bars:
             log.enable_progress_bar()
+    if model_class is None:  # transformers runs it as another
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [architecture]}))
     write_tokenizer(folder)
     return folder
 
 
 def tiny_config(architecture: str, **overrides: Any) -> Any:
     """Return transformers' config object of an architecture's tiny form. Raises `ConfigError` for an unknown one."""
-    if architecture not in TINY:
+    if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"no tiny checkpoint for {architecture!r}; available: {', '.join(TINY)}{did_you_mean(architecture, TINY)}"
+            f"no tiny checkpoint for {architecture!r}; available: {', '.join(ARCHITECTURES)}"
+            f"{did_you_mean(architecture, ARCHITECTURES)}"
         )
-    config_class, facts = TINY[architecture]
+    config_class, facts = ARCHITECTURES[architecture]
     ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
     return getattr(transformers, config_class)(**{**facts, **ends, **overrides})
 
@@ -192,7 +201,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or "norm" in name:
                 parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))

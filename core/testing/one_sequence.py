@@ -57,8 +57,14 @@ class OneSequenceAttention:
             hidden |= at - seen >= params.window
         if params.chunk is not None:
             hidden |= at // params.chunk != seen // params.chunk
+        if params.alibi:
+            scores = scores + torch.tensor(params.alibi)[:, None, None] * (seen - at)
         scores = scores.masked_fill(hidden, float("-inf"))
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        if params.sinks is not None:  # one more column, whose weight is dropped
+            sinks = params.sinks[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
+        weights = scores.softmax(-1)[..., :end].to(values.dtype)
+        return torch.einsum("hqk,khd->qhd", weights, values)
 
 
 def plain_context(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,6 @@ from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import plain_context, read_config
 
 torch.set_num_threads(1)
-
-MODULES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "Phi3ForCausalLM": "phi3",
-    "Olmo2ForCausalLM": "olmo2",
-    "GPT2LMHeadModel": "gpt2",
-    "GPTNeoXForCausalLM": "gpt_neox",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-}
 
 Load = Callable[..., Decoder]
 
@@ -55,11 +39,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
-def spec_of() -> Callable[[str, Any], Any]:
+def spec_of(registry: Registry) -> Callable[[str, Any], Any]:
     """Return a function that reads the facts an architecture finds in a config."""
+    known = {registered.entry.name: registered for registered in registry.entries("models")}
 
     def read(architecture: str, config: Any) -> Any:
-        return importlib.import_module(f"builtin_plugins.models.{MODULES[architecture]}").spec(config)
+        return registry.load(known[architecture])(config)
 
     return read
 

@@ -11,8 +11,9 @@ import pytest
 
 from core.config import EngineConfig
 from core.config.sections import ModelConfig
-from core.model_spec import DecoderSpec, Llama3Scaling, LongScaling, MoeSpec
+from core.model_spec import DecoderSpec, MoeSpec
 from core.plugin.registry import Registry
+from core.rope_spec import Llama3Scaling, LongScaling
 from core.worker.loading import read_spec
 
 

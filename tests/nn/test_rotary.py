@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from core.model_facts import ModelFacts
-from core.model_spec import RopeSpec
 from core.nn.rotary import cos_sin_table, inverse_frequencies
+from core.rope_spec import RopeSpec
 
 COMMON = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, dict[str, Any]] = {

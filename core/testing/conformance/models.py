@@ -11,7 +11,7 @@ import torch
 from core.errors import ModelError
 from core.model_spec import DecoderSpec
 from core.nn.decoder import Decoder
-from core.testing.checkpoints import TINY, tiny_config
+from core.testing.checkpoints import ARCHITECTURES, tiny_config
 from core.testing.one_sequence import Session, plain_context
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def check_tiny_form_runs_in_chunks(subject: Subject) -> None:
 
 def _example(subject: Subject) -> Any:
     """Return a tiny config: the kit's own, or `EXAMPLE_CONFIG` (a mapping) of the architecture's module."""
-    if subject.entry.name in TINY:
+    if subject.entry.name in ARCHITECTURES:
         return tiny_config(subject.entry.name)
     module = sys.modules.get(getattr(subject.target, "__module__", ""))
     example = getattr(module, "EXAMPLE_CONFIG", None)

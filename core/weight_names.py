@@ -1,0 +1,60 @@
+"""Where a checkpoint keeps each part of a decoder, as facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNames:
+    """Where the checkpoint keeps each part; the defaults are what most models use. Prefixes, without `.weight`."""
+
+    embed: str = "model.embed_tokens"
+    embed_norm: str = ""
+    embed_in: str = ""
+    """The product after an embedding of another width than the layers'."""
+    embed_out: str = ""
+    """The product before the head, back to that width."""
+    positions: str = ""
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}"
+    attention_in: str = "input_layernorm"
+    attention_out: str = ""
+    mlp_in: str = "post_attention_layernorm"
+    mlp_out: str = ""
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.o_proj"
+    qkv: str = ""
+    """Set when the checkpoint keeps query, key and value in one tensor."""
+    qkv_grouped: bool = False
+    """The rows of `qkv` go by key-value head (its queries, its key, its value) instead of all queries first."""
+    qkv_heads: tuple[int, ...] = ()
+    """Which head of the tensor `qkv` is our first, second, ...: queries, keys, values. Empty: in this order."""
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    """With `{}` for the head where each head's own weights are tensors of their own."""
+    attention_gate: str = "self_attn.gate_proj"
+    attention_inner: str = "self_attn.attn_sub_norm"
+    sinks: str = "self_attn.sinks"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    gate_up: str = ""
+    """Set when the checkpoint keeps gate and up in one tensor."""
+    mlp_inner: str = "mlp.ffn_sub_norm"
+    activation: str = "mlp.act_fn"
+    """Where the parameters of an activation are that has some."""
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}"
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
+    transposed: bool = False
+    """Weights of the layers' linear parts are stored [in, out]."""
+    rename: tuple[tuple[str, str], ...] = ()
+    """Regular expression and replacement, applied to each tensor's name before it is looked up."""
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+    """Patterns of tensors that are not weights."""
