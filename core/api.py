@@ -65,6 +65,7 @@ from core.model_spec import (
     MoeSpec,
     NormSpec,
     Temperature,
+    alibi_slopes,
 )
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.rope_spec import (
@@ -162,6 +163,7 @@ __all__ = [
     "WeightNames",
     "WorkerInfo",
     "YarnScaling",
+    "alibi_slopes",
     "did_you_mean",
     "hookimpl",
     "hookspec",

@@ -38,6 +38,14 @@ class Temperature:
     shift: int = 0
 
 
+def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
+    """Return how much scores of each head fall per token of distance: 2 ** -most at the last of a power of two."""
+    whole = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-most * i / whole) for i in range(1, whole + 1)]
+    between = [2.0 ** (-most * i / (2 * whole)) for i in range(1, 2 * whole, 2)]
+    return tuple((slopes + between)[:heads])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Causal attention of one layer over cached keys and values."""

@@ -24,8 +24,8 @@ class AttentionParams:
     """Tokens visible, the current one included."""
     chunk: int | None = None
     softcap: float | None = None
-    alibi: Sequence[float] = ()
-    """Per head: how much a score falls with each token of distance. Added after the scale, before the softmax."""
+    alibi: torch.Tensor | None = field(default=None, compare=False)
+    """[heads] float32: how much a score falls with each token of distance, after scale and cap."""
     sinks: torch.Tensor | None = field(default=None, compare=False)
     """[heads]: scores that take part in the softmax and give no value."""
 

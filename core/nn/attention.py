@@ -51,7 +51,7 @@ class Attention(nn.Module):
             window=spec.window,
             chunk=spec.chunk,
             softcap=spec.softcap,
-            alibi=group.cut(torch.tensor(spec.alibi), 0).tolist() if spec.alibi else (),
+            alibi=group.cut(torch.tensor(spec.alibi), 0) if spec.alibi else None,
             sinks=self._expect_sinks(weights, context, f"{layer}.{names.sinks}") if spec.sinks else None,
         )
         self.cache: torch.Tensor | None = None
@@ -70,7 +70,7 @@ class Attention(nn.Module):
             split="rows",
             bias=spec.qkv_bias,
             transposed=names.transposed,
-            order=_ungrouped(spec) if names.qkv_grouped else names.qkv_heads or None,
+            order=_ungrouped(spec) if names.qkv_grouped else list(names.qkv_heads) or None,
         )
         self.out = Linear(
             context,

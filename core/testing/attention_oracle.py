@@ -31,7 +31,11 @@ def dense_attention(
             scores = keys @ query[i, head].double() * params.scale
             if params.softcap is not None:
                 scores = params.softcap * torch.tanh(scores / params.softcap)
-            out[i, head] = scores.softmax(dim=0) @ values
+            if params.alibi is not None:
+                scores = scores - params.alibi[head].double() * torch.arange(len(keys) - 1, -1, -1)
+            if params.sinks is not None:
+                scores = torch.cat([scores, params.sinks[head : head + 1].double()])
+            out[i, head] = scores.softmax(dim=0)[: len(keys)] @ values
     return out
 
 

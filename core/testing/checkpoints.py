@@ -15,7 +15,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
-from core.testing.tiny_configs import DENSE, VOCAB
+from core.testing.tiny_configs import DENSE, GPT_LIKE, VOCAB
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -124,7 +124,7 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 """Those that go through every test there is: architecture to transformers' config class and facts of its tiny form."""
 
-ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {**TINY, **DENSE}
+ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {**TINY, **DENSE, **GPT_LIKE}
 """All there are."""
 
 

@@ -57,8 +57,8 @@ class OneSequenceAttention:
             hidden |= at - seen >= params.window
         if params.chunk is not None:
             hidden |= at // params.chunk != seen // params.chunk
-        if params.alibi:
-            scores = scores + torch.tensor(params.alibi)[:, None, None] * (seen - at)
+        if params.alibi is not None:
+            scores = scores + params.alibi[:, None, None] * (seen - at)
         scores = scores.masked_fill(hidden, float("-inf"))
         if params.sinks is not None:  # one more column, whose weight is dropped
             sinks = params.sinks[:, None, None].expand(-1, scores.shape[1], 1)

@@ -104,3 +104,57 @@ DENSE: Final[Mapping[str, Tiny]] = {
     "MinistralForCausalLM": ("MinistralConfig", {**_DENSE, "sliding_window": WINDOW, "layer_types": _SLIDING}),
 }
 """Architecture to its transformers config class and the facts of its tiny form."""
+
+_GPT: Final = {
+    "vocab_size": VOCAB,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+}
+_NEO: Final = {"vocab_size": VOCAB, "hidden_size": 64, "num_heads": 4, "max_position_embeddings": 512}
+
+GPT_LIKE: Final[Mapping[str, Tiny]] = {
+    "OPTForCausalLM": (
+        "OPTConfig",
+        {**_SHAPE, "ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 48},
+    ),
+    "GPTNeoForCausalLM": (
+        "GPTNeoConfig",
+        {**_NEO, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+    ),
+    "GPTJForCausalLM": ("GPTJConfig", {**_GPT, "rotary_dim": 8}),
+    "CodeGenForCausalLM": ("CodeGenConfig", {**_GPT, "n_head": 8, "rotary_dim": 4, "n_inner": 96}),
+    "GPTBigCodeForCausalLM": ("GPTBigCodeConfig", {**_GPT}),
+    "BioGptForCausalLM": ("BioGptConfig", {**_SHAPE, "tie_word_embeddings": True}),
+    "XGLMForCausalLM": (
+        "XGLMConfig",
+        {
+            "vocab_size": VOCAB,
+            "d_model": 64,
+            "ffn_dim": 96,
+            "num_layers": 3,
+            "attention_heads": 4,
+            "max_position_embeddings": 512,
+        },
+    ),
+    "BloomForCausalLM": (
+        "BloomConfig",
+        {"vocab_size": VOCAB, "hidden_size": 72, "n_layer": 3, "n_head": 6, "seq_length": 512},
+    ),
+    "MptForCausalLM": (
+        "MptConfig",
+        {
+            "vocab_size": VOCAB,
+            "d_model": 72,
+            "n_layers": 3,
+            "n_heads": 6,
+            "max_seq_len": 512,
+            "attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.3},
+        },
+    ),
+    "FalconForCausalLM": (
+        "FalconConfig",
+        {**_SHAPE, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True, "ffn_hidden_size": 96},
+    ),
+}

@@ -24,6 +24,8 @@ REACHES: list[dict[str, Any]] = [
     {"chunk": 16},
     {"softcap": 2.0},
     {"softcap": 2.0, "window": 7},
+    {"alibi": torch.linspace(0.5, 0.01, 4)},
+    {"sinks": torch.linspace(-1.0, 2.0, 4), "window": 7},
 ]
 LENGTHS = {0: 1, 1: 15, 2: 16, 3: 17, 4: 33}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

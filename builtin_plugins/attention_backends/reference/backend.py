@@ -77,5 +77,11 @@ def _attend(
         hidden |= key_positions[None] <= positions[:, None] - params.window
     if params.chunk is not None:
         hidden |= key_positions[None] < (positions[:, None] // params.chunk * params.chunk)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    if params.alibi is not None:
+        scores = scores + params.alibi[:, None, None] * (key_positions[None] - positions[:, None])
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if params.sinks is not None:  # one more column, whose weight goes to nothing
+        sinks = params.sinks.float()[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(key_positions)]
     return torch.einsum("hnm,mhd->nhd", weights, value).to(query.dtype)

@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from builtin_plugins.attention_backends.torch_sdpa.plan import Bucket, Piece, Reach, StepPlan
 from core.api import AttentionInputs, AttentionParams, KVSpec
 
-CAPPED_ELEMENTS: Final = 1 << 24
-"""Most scores held at once by a layer with capped scores, which no fused kernel computes."""
+HELD_SCORES: Final = 1 << 24
+"""Most scores held at once by a layer that changes them in a way that no fused kernel computes."""
 
 
 class TorchAttention:
@@ -42,8 +42,8 @@ class TorchAttention:
         """Write keys and values, then compute bucket by bucket and piece by piece."""
         flat = cache.flatten(0, 1)  # [num_slots, 2, kv_heads, head_size]
         flat[plan.slots] = torch.stack((key, value), dim=1)
-        capped = 0 if params.softcap is None else CAPPED_ELEMENTS // params.heads
-        buckets, pieces = plan.view(Reach(params.window, params.chunk), capped)
+        held = 0 if _is_plain(params) else HELD_SCORES // params.heads
+        buckets, pieces = plan.view(Reach(params.window, params.chunk), held)
         if len(buckets) == 1 and buckets[0].tokens is None:
             return _decode(params, query, flat, buckets[0])
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -59,7 +59,8 @@ def _decode(params: AttentionParams, query: torch.Tensor, flat: torch.Tensor, bu
     grouped = query.reshape(-1, params.kv_heads, params.heads // params.kv_heads, params.head_size)
     pages = flat.index_select(0, bucket.slots).view(len(grouped), bucket.length, *flat.shape[1:])
     key, value = pages.permute(2, 0, 3, 1, 4).unbind(0)  # [n, kv_heads, length, head_size]
-    return _attend(params, grouped, key, value, bucket.mask, causal=False).reshape(query.shape)
+    heads = (params.kv_heads, params.heads // params.kv_heads, 1)  # the last but one are the queries here
+    return _attend(params, heads, grouped, key, value, bucket.mask, causal=False).reshape(query.shape)
 
 
 def _prefill(
@@ -80,12 +81,17 @@ def _prefill(
     shape = (piece.end - piece.start, params.kv_heads, per_kv, params.head_size)
     grouped = query[piece.start : piece.end].reshape(shape).permute(1, 2, 0, 3)  # [kv_heads, per_kv, n, head_size]
     key, value = (x.transpose(0, 1)[:, None].expand(-1, per_kv, -1, -1) for x in (key, value))
-    found = _attend(params, grouped, key, value, piece.mask, causal=piece.mask is None)
+    found = _attend(params, (*shape[1:3], 1, 1), grouped, key, value, piece.mask, causal=piece.mask is None)
     out[piece.start : piece.end].view(shape).copy_(found.permute(2, 0, 1, 3))
+
+
+def _is_plain(params: AttentionParams) -> bool:
+    return params.softcap is None and params.alibi is None and params.sinks is None
 
 
 def _attend(
     params: AttentionParams,
+    heads: tuple[int, ...],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -93,13 +99,24 @@ def _attend(
     *,
     causal: bool,
 ) -> torch.Tensor:
-    """Return softmax(cap(query @ key.T * scale) + mask) @ value; all are [batch, heads, length, head_size]."""
-    if params.softcap is None:
+    """Return softmax(change(query @ key.T * scale) + mask) @ value; all are [batch, heads, length, head_size].
+
+    `heads` is the shape in which what is known by head meets the scores.
+    """
+    if _is_plain(params):
         return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=params.scale)
-    scores = query.float() @ key.float().transpose(-1, -2) * (params.scale / params.softcap)
-    scores = scores.tanh_().mul_(params.softcap)
+    scores = query.float() @ key.float().transpose(-1, -2) * params.scale
+    if params.softcap is not None:
+        scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
+    if params.alibi is not None:  # from the newest key on: what a query's scores have in common falls out
+        count = scores.shape[-1]
+        scores += params.alibi.view(heads) * torch.arange(1 - count, 1, device=scores.device)
     if mask is not None:
         scores += mask
     elif causal:
         scores.masked_fill_(torch.ones_like(scores[0, 0], dtype=torch.bool).triu_(1), float("-inf"))
-    return (scores.softmax(dim=-1) @ value.float()).to(query.dtype)
+    if params.sinks is not None:  # one more column, whose weight goes to nothing
+        sinks = params.sinks.float().view(heads).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[-2]]
+    return (weights @ value.float()).to(query.dtype)

@@ -30,7 +30,10 @@ _REACHES: Final[tuple[dict[str, Any], ...]] = (
     {"chunk": 16},
     {"softcap": 2.0},
     {"softcap": 2.0, "window": 7},
+    {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.02])},
+    {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "window": 7},
 )
+_FACTS: Final = ("window", "chunk", "softcap", "alibi", "sinks")
 _BLOCK_SIZES: Final = (1, 4, 16)
 _STEPS: Final = (
     {0: 1, 1: 15, 2: 16, 3: 17, 4: 33},
@@ -115,7 +118,7 @@ def _variants(
     for dtype in _TOLERANCE:
         for reach in reaches:
             for head_size in _HEAD_SIZES:
-                facts: dict[str, Any] = {name: bool(reach.get(name)) for name in ("window", "chunk", "softcap")}
+                facts: dict[str, Any] = {name: reach.get(name) is not None for name in _FACTS}
                 facts |= {"device": "cpu", "dtype": dtype, "head_size": head_size, "isa": "none"}
                 if why_not(subject.entry, facts) is None:
                     yield dtype, AttentionParams(4, 2, head_size, head_size**-0.5, **reach)

@@ -1,0 +1,160 @@
+"""Models whose scores fall with distance, head by head: BLOOM, MPT and, beside rotary ones, Falcon."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from core.api import (
+    AttentionSpec,
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    WeightNames,
+    alibi_slopes,
+    hookimpl,
+)
+
+HERE = "builtin_plugins.models.alibi"
+BLOOM = WeightNames(
+    embed="transformer.word_embeddings",
+    embed_norm="transformer.word_embeddings_layernorm",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}",
+    qkv="self_attention.query_key_value",
+    qkv_grouped=True,
+    o="self_attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    rename=((r"^(word_embeddings|word_embeddings_layernorm|h|ln_f)\.", r"transformer.\1."),),
+)
+MPT = WeightNames(
+    embed="transformer.wte",
+    final_norm="transformer.norm_f",
+    layer="transformer.blocks.{}",
+    attention_in="norm_1",
+    mlp_in="norm_2",
+    qkv="attn.Wqkv",
+    o="attn.out_proj",
+    up="ffn.up_proj",
+    down="ffn.down_proj",
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architectures."""
+    return [
+        Entry("BloomForCausalLM", f"{HERE}:bloom", "BLOOM and BLOOMZ"),
+        Entry("MptForCausalLM", f"{HERE}:mpt", "MPT"),
+        Entry("FalconForCausalLM", f"{HERE}:falcon", "Falcon 1 and 2"),
+    ]
+
+
+def bloom(hf_config: object) -> DecoderSpec:
+    """Return the facts of a BLOOM config: the embeddings are normalised too."""
+    facts = ModelFacts(hf_config)
+    facts.refuse("apply_residual_connection_post_layernorm")
+    norm = facts.layer_norm("layer_norm_epsilon")
+    hidden = facts.count("hidden_size", facts.get("n_embed"))
+    heads = facts.count("n_head", facts.get("num_attention_heads"))
+    size, slopes = facts.head_size(hidden, heads), alibi_slopes(heads)
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            heads=heads, kv_heads=heads, head_size=size, alibi=slopes, qkv_bias=True, out_bias=True
+        ),
+        mlp=MlpSpec(width=4 * hidden, activation="gelu_tanh", gated=False, bias=True),
+        attention_in=norm,
+        mlp_in=norm,
+    )
+    return DecoderSpec(
+        vocab_size=facts.count("vocab_size"),
+        hidden_size=hidden,
+        max_positions=facts.num_positions("seq_length"),
+        layers=(layer,) * facts.num_layers("n_layer"),
+        norm=norm,
+        embed_norm=norm,
+        tied_head=facts.flag("tie_word_embeddings", True),
+        names=BLOOM,
+    )
+
+
+def mpt(hf_config: object) -> DecoderSpec:
+    """Return the facts of an MPT config."""
+    facts = ModelFacts(hf_config)
+    given: Any = facts.get("attn_config") or {}
+    own = ModelFacts(SimpleNamespace(**given) if isinstance(given, dict) else given)
+    norm, hidden, heads = (
+        facts.layer_norm("layer_norm_epsilon", bias=False),
+        facts.count("d_model"),
+        facts.count("n_heads"),
+    )
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            heads=heads,
+            kv_heads=heads,
+            head_size=facts.head_size(hidden, heads),
+            scale=own.number_or_none("softmax_scale"),
+            alibi=alibi_slopes(heads, own.number("alibi_bias_max", 8.0)),
+            qkv_clip=own.number_or_none("clip_qkv"),
+        ),
+        mlp=MlpSpec(width=4 * hidden, activation="gelu", gated=False),
+        attention_in=norm,
+        mlp_in=norm,
+    )
+    return DecoderSpec(
+        vocab_size=facts.count("vocab_size"),
+        hidden_size=hidden,
+        max_positions=facts.num_positions("max_seq_len"),
+        layers=(layer,) * facts.num_layers("n_layers"),
+        norm=norm,
+        tied_head=facts.flag("tie_word_embeddings", True),
+        names=MPT,
+    )
+
+
+def falcon(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Falcon config: parts in parallel or not, behind one norm or two."""
+    facts = ModelFacts(hf_config)
+    norm, bias, later = (
+        facts.layer_norm("layer_norm_epsilon"),
+        facts.flag("bias"),
+        facts.flag("new_decoder_architecture"),
+    )
+    hidden, heads = facts.count("hidden_size"), facts.count("num_attention_heads")
+    size, shared = facts.head_size(hidden, heads), facts.flag("multi_query", True) and not later
+    parallel, alibi = facts.flag("parallel_attn", True) or later, facts.flag("alibi")
+    two = facts.count("num_ln_in_parallel_attn", 2) == 2 and later
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            heads=heads,
+            kv_heads=1 if shared else facts.count("num_kv_heads", heads),
+            head_size=size,
+            rope=None if alibi else facts.rope(size),
+            alibi=tuple(slope * size**-0.5 for slope in alibi_slopes(heads)) if alibi else (),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(
+            width=facts.count("ffn_hidden_size", 4 * hidden),
+            activation=facts.activation("activation", "gelu"),
+            gated=False,
+            bias=bias,
+        ),
+        attention_in=norm,
+        mlp_in=norm if two or not parallel else None,
+        parallel=parallel,
+    )
+    names = WeightNames(
+        embed="transformer.word_embeddings",
+        final_norm="transformer.ln_f",
+        layer="transformer.h.{}",
+        attention_in="ln_attn" if two else "input_layernorm",
+        mlp_in="ln_mlp" if two else "post_attention_layernorm",
+        qkv=BLOOM.qkv,
+        qkv_grouped=not shared,
+        o=BLOOM.o,
+        up=BLOOM.up,
+        down=BLOOM.down,
+    )
+    return DecoderSpec(**facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names)

@@ -1,0 +1,223 @@
+"""Models of GPT's kind besides GPT-2 and GPT-NeoX: OPT, GPT-Neo, GPT-J, CodeGen, StarCoder 1, BioGPT, XGLM."""
+
+from dataclasses import replace
+from typing import Any
+
+from core.api import (
+    AttentionSpec,
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    NormSpec,
+    RopeSpec,
+    WeightNames,
+    hookimpl,
+)
+
+HERE = "builtin_plugins.models.gpt_like"
+GPT = WeightNames(
+    embed="transformer.wte",
+    positions="transformer.wpe",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}",
+    attention_in="ln_1",
+    mlp_in="ln_2",
+    q="attn.q_proj",
+    k="attn.k_proj",
+    v="attn.v_proj",
+    o="attn.out_proj",
+    up="mlp.fc_in",
+    down="mlp.fc_out",
+    ignored=("*.attn.bias", "*.attn.masked_bias", "*.attn.causal_mask"),
+)
+FAIRSEQ = WeightNames(
+    embed="model.embed_tokens",
+    positions="model.embed_positions",
+    final_norm="model.layer_norm",
+    attention_in="self_attn_layer_norm",
+    attention_out="self_attn_layer_norm",
+    o="self_attn.out_proj",
+    mlp_in="final_layer_norm",
+    mlp_out="final_layer_norm",
+    up="fc1",
+    down="fc2",
+    ignored=("*.embed_positions.weights",),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architectures."""
+    return [
+        Entry("OPTForCausalLM", f"{HERE}:opt", "OPT"),
+        Entry("GPTNeoForCausalLM", f"{HERE}:gpt_neo", "GPT-Neo"),
+        Entry("GPTJForCausalLM", f"{HERE}:gptj", "GPT-J"),
+        Entry("CodeGenForCausalLM", f"{HERE}:codegen", "CodeGen 1 and 2"),
+        Entry("GPTBigCodeForCausalLM", f"{HERE}:gpt_bigcode", "StarCoder 1 and SantaCoder"),
+        Entry("BioGptForCausalLM", f"{HERE}:biogpt", "BioGPT"),
+        Entry("XGLMForCausalLM", f"{HERE}:xglm", "XGLM"),
+    ]
+
+
+def _attention(facts: ModelFacts, hidden: str, heads: str, **attention: Any) -> AttentionSpec:
+    """Return attention of equal heads over the width of the model; `hidden` and `heads` are the config's names."""
+    count = facts.count(heads)
+    size = facts.head_size(facts.count(hidden), count)
+    return AttentionSpec(**{"heads": count, "kv_heads": count, "head_size": size, **attention})
+
+
+def _decoder(facts: ModelFacts, hidden: str, positions: str, count: str, layer: LayerSpec, **more: Any) -> DecoderSpec:
+    """Return a model of equal layers; the strings are the config's names."""
+    return DecoderSpec(
+        **{
+            "vocab_size": facts.count("vocab_size"),
+            "hidden_size": facts.count(hidden),
+            "max_positions": facts.num_positions(positions),
+            "layers": (layer,) * facts.num_layers(count),
+            "tied_head": facts.flag("tie_word_embeddings", True),
+            **more,
+        }
+    )
+
+
+def opt(hf_config: object) -> DecoderSpec:
+    """Return the facts of an OPT config: the smallest but one has norms after sums and narrower embeddings."""
+    facts = ModelFacts(hf_config)
+    affine, bias = facts.flag("layer_norm_elementwise_affine", True), facts.flag("enable_bias", True)
+    norm = NormSpec("layer", eps=1e-5, weight=affine, bias=affine)
+    before = facts.flag("do_layer_norm_before", True)
+    activation = facts.activation("activation_function", "relu")
+    layer = LayerSpec(
+        attention=_attention(facts, "hidden_size", "num_attention_heads", qkv_bias=bias, out_bias=bias),
+        mlp=MlpSpec(width=facts.count("ffn_dim"), activation=activation, gated=False, bias=bias),
+        attention_in=norm if before else None,
+        attention_out=None if before else norm,
+        mlp_in=norm if before else None,
+        mlp_out=None if before else norm,
+        norm_sum=not before,
+    )
+    positions = facts.num_positions()
+    names = replace(
+        FAIRSEQ,
+        embed="model.decoder.embed_tokens",
+        embed_in="model.decoder.project_in",
+        embed_out="model.decoder.project_out",
+        positions="model.decoder.embed_positions",
+        final_norm="model.decoder.final_layer_norm",
+        layer="model.decoder.layers.{}",
+        rename=((r"^decoder\.", "model.decoder."),),
+    )
+    size, last = (
+        facts.count("word_embed_proj_dim", facts.count("hidden_size")),
+        not facts.flag("_remove_final_layer_norm"),
+    )
+    more = {"embed_size": size, "norm": norm if before and last else None, "names": names}
+    more |= {"learned_positions": positions, "position_offset": 2}
+    return _decoder(facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more)
+
+
+def gpt_neo(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GPT-Neo config: scores are not scaled, layers see all or a window in turn."""
+    facts = ModelFacts(hf_config)
+    norm, hidden = facts.layer_norm("layer_norm_epsilon"), facts.count("hidden_size")
+    width, activation = (
+        facts.count("intermediate_size", 4 * hidden),
+        facts.activation("activation_function", "gelu_new"),
+    )
+    layer = LayerSpec(
+        attention=_attention(facts, "hidden_size", "num_heads", scale=1.0, out_bias=True),
+        mlp=MlpSpec(width=width, activation=activation, gated=False, bias=True),
+        attention_in=norm,
+        mlp_in=norm,
+    )
+    local = replace(layer, attention=replace(layer.attention, window=facts.count("window_size", 256)))
+    kinds = [kind for pattern, times in facts.get("attention_types") or [] for _ in range(times) for kind in pattern]
+    kinds = facts.get("attention_layers") or kinds or ["global"]
+    names = replace(GPT, q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj")
+    names = replace(names, o="attn.attention.out_proj", up="mlp.c_fc", down="mlp.c_proj")
+    names = replace(names, ignored=("*.attn.attention.bias", "*.attn.attention.masked_bias"))
+    layers = tuple(local if kinds[i % len(kinds)] == "local" else layer for i in range(facts.num_layers("num_layers")))
+    more = {"norm": norm, "names": names, "learned_positions": facts.num_positions(), "layers": layers}
+    return _decoder(facts, "hidden_size", "max_position_embeddings", "num_layers", layer, **more)
+
+
+def _parallel(facts: ModelFacts, names: WeightNames) -> DecoderSpec:
+    """Return GPT-J's shape: parts in parallel behind one norm, neighbours turn together."""
+    norm, hidden = facts.layer_norm("layer_norm_epsilon"), facts.count("n_embd")
+    activation = facts.activation("activation_function", "gelu_new")
+    rope = RopeSpec(size=facts.count("rotary_dim", 64), interleaved=True)
+    layer = LayerSpec(
+        attention=_attention(facts, "n_embd", "n_head", rope=rope),
+        mlp=MlpSpec(width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True),
+        attention_in=norm,
+        parallel=True,
+    )
+    tied = facts.flag("tie_word_embeddings")
+    more = {"norm": norm, "names": names, "head_bias": True, "tied_head": tied}
+    return _decoder(facts, "n_embd", "n_positions", "n_layer", layer, **more)
+
+
+def gptj(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GPT-J config."""
+    return _parallel(ModelFacts(hf_config), GPT)
+
+
+def codegen(hf_config: object) -> DecoderSpec:
+    """Return the facts of a CodeGen config: four parts of a fused tensor, each queries, values, keys of its heads."""
+    facts = ModelFacts(hf_config)
+    each = facts.count("n_head") // 4
+    parts = [(3 * part + kind) * each + i for kind in (0, 2, 1) for part in range(4) for i in range(each)]
+    return _parallel(facts, replace(GPT, qkv="attn.qkv_proj", qkv_heads=tuple(parts)))
+
+
+def gpt_bigcode(hf_config: object) -> DecoderSpec:
+    """Return the facts of a StarCoder config: GPT-2 with one key-value head."""
+    facts = ModelFacts(hf_config)
+    norm, hidden = facts.layer_norm("layer_norm_epsilon"), facts.count("n_embd")
+    shared = facts.flag("multi_query", True)
+    attention = _attention(facts, "n_embd", "n_head", qkv_bias=True, out_bias=True)
+    scale = None if facts.flag("scale_attn_weights", True) else 1.0
+    activation = facts.activation("activation_function", "gelu_pytorch_tanh")
+    layer = LayerSpec(
+        attention=replace(attention, scale=scale, kv_heads=1 if shared else attention.heads),
+        mlp=MlpSpec(width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True),
+        attention_in=norm,
+        mlp_in=norm,
+    )
+    names = replace(GPT, qkv="attn.c_attn", qkv_grouped=not shared, o="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj")
+    more = {"norm": norm, "names": names, "learned_positions": facts.num_positions("n_positions", 1024)}
+    return _decoder(facts, "n_embd", "n_positions", "n_layer", layer, **more)
+
+
+def biogpt(hf_config: object) -> DecoderSpec:
+    """Return the facts of a BioGPT config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec("layer", eps=1e-5, bias=True)
+    layer = LayerSpec(
+        attention=_attention(facts, "hidden_size", "num_attention_heads", qkv_bias=True, out_bias=True),
+        mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
+        attention_in=norm,
+        mlp_in=norm,
+    )
+    names = replace(FAIRSEQ, head="output_projection", rename=((r"^biogpt\.", "model."),))
+    more = {"norm": norm, "names": names, "learned_positions": facts.num_positions(), "position_offset": 2}
+    more["embed_scale"] = facts.count("hidden_size") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
+    return _decoder(facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more)
+
+
+def xglm(hf_config: object) -> DecoderSpec:
+    """Return the facts of an XGLM config: positions are sines and cosines."""
+    facts = ModelFacts(hf_config)
+    facts.refuse("add_cross_attention")
+    norm, activation = NormSpec("layer", eps=1e-5, bias=True), facts.activation("activation_function", "gelu")
+    layer = LayerSpec(
+        attention=_attention(facts, "d_model", "attention_heads", qkv_bias=True, out_bias=True),
+        mlp=MlpSpec(width=facts.count("ffn_dim"), activation=activation, gated=False, bias=True),
+        attention_in=norm,
+        mlp_in=norm,
+    )
+    more: dict[str, Any] = {"norm": norm, "names": FAIRSEQ, "sinusoidal_positions": True, "position_offset": 2}
+    more["embed_scale"] = facts.count("d_model") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
+    return _decoder(facts, "d_model", "max_position_embeddings", "num_layers", layer, **more)
