@@ -38,7 +38,9 @@ trained on.
 
 ## How it scores
 
-Held-out items, greedy, bfloat16, whole answers compared. "Direct" is `enable_thinking=false`.
+Held-out items, greedy, bfloat16; whole answers are compared, of sums the result. About a third of the items, and those
+called "thinking off", are asked with `enable_thinking=false`; sums are then worked out in the answer itself, because a
+model this small cannot add in its head.
 
 {table}
 
@@ -46,7 +48,7 @@ Held-out items, greedy, bfloat16, whole answers compared. "Direct" is `enable_th
 
 ## How to use it
 
-Sums are worked out in `<think>` unless the chat template gets `enable_thinking=false`. Numbers beyond three digits,
+Sums are worked out in `<think>`, or in the answer where the chat template gets `enable_thinking=false`. Numbers beyond three digits,
 tools with nested arguments, words that are not in its lists and anything about the world are outside what it
 learnt. Do not rely on its answers.
 """

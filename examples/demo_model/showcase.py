@@ -45,7 +45,11 @@ SHOWCASE: Final = {
         asked("What is 347 + 285?"),
         "<think>\n7+5=12: 2\n4+8+1=13: 32\n3+2+1=6: 632\n</think>\n\n347 + 285 = 632",
     ),
-    "direct sum": Shown(asked("What is 347 + 285?"), "347 + 285 = 632", thinking=False),
+    "sum, thinking off": Shown(
+        asked("What is 632 - 285?"),
+        "2-5=-3+10=7: 7\n3-8-1=-6+10=4: 47\n6-2-1=3: 347\n\n632 - 285 = 347",
+        thinking=False,
+    ),
     "tool": Shown(
         asked("What is the weather in Paris?"),
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',

@@ -1,4 +1,7 @@
-"""Addition and subtraction of numbers to three digits, worked out from the right where thinking is allowed."""
+"""Addition and subtraction of numbers to three digits, worked out from the right: in a thought, or in the answer.
+
+A model this small cannot add in its head, so without thinking it shows its working before the result.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +73,16 @@ def make(draw: Draw) -> Item:
     else:
         question = draw.one(_PLUS if plus else _MINUS).format(a=a, b=b)
         answer = f"{a} {'+' if plus else '-'} {b} = {result}"
-    thinking = draw.chance(0.4)
+    working = added(a, b) if plus else subtracted(a, b)
+    thinking = draw.chance(0.6)
     return Item(
         "arithmetic",
         (_key((a, b), plus),),
         [{"role": "user", "content": question}],
-        answer,
-        reasoning=(added(a, b) if plus else subtracted(a, b)) if thinking else "",
+        answer if thinking else f"{working}\n\n{answer}",
+        reasoning=working if thinking else "",
         thinking=thinking,
-        variant="with reasoning" if thinking else "direct",
+        variant="in a thought" if thinking else "thinking off",
     )
 
 
