@@ -151,6 +151,13 @@ class ModelFacts:
         size = self.head_size(self.count("hidden_size"), heads) if size is None else self.count("head_dim", size)
         return {"heads": heads, "kv_heads": self.count("num_key_value_heads", heads), "head_size": size}
 
+    def part(self, name: str) -> ModelFacts:
+        """Return the fields of an object within the config; none where it is absent or null."""
+        value = self.get(name)
+        if value is None or isinstance(value, Mapping):
+            return ModelFacts(SimpleNamespace(**(value or {})))
+        return ModelFacts(value)
+
     def attention(self, **facts: Any) -> AttentionSpec:
         """Return attention with the config's heads; rotary positions over the head unless said otherwise."""
         facts = {**self.heads(), **facts}
@@ -202,6 +209,16 @@ class ModelFacts:
         if len(_listed(name, values)) != num_layers:
             raise ModelError(f"{name} in config.json has {len(values)} values; there are {num_layers} layers.")
         return [bool(value) for value in values]
+
+    def per_layer(self, name: str) -> list[int]:
+        """Return a count for each layer, from a field that is one number or a list."""
+        num_layers = self.num_layers()
+        values = self.required(name)
+        if not isinstance(values, (list, tuple)):
+            return [self.count(name)] * num_layers
+        if len(values) < num_layers or any(type(value) is not int or value < 1 for value in values):
+            raise ModelError(f"{name} in config.json must be a positive integer for each of the {num_layers} layers.")
+        return list(values)
 
     def rope(
         self,
@@ -274,8 +291,10 @@ def _make_scaling(kind: Any, given: ModelFacts, original: int, positions: int) -
         case "longrope" | "su":
             factor = given.number("factor", positions / original)
             attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+            attention = given.number("attention_factor", attention)
             short, long = given.numbers("short_factor"), given.numbers("long_factor")
-            return LongScaling(short, long, original, given.number("attention_factor", attention))
+            scales = given.number("short_mscale", attention), given.number("long_mscale", attention)
+            return LongScaling(short, long, original, *scales)
     known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     hint = did_you_mean(str(kind), known) or "."
     raise ModelError(f"rotary scaling {kind!r:.100} is not known; known: {', '.join(known)}{hint}")

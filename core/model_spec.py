@@ -13,7 +13,7 @@ from core.errors import ConfigError, ModelError
 from core.rope_spec import RopeSpec
 from core.weight_names import WeightNames
 
-ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu")
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_clamped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,38 @@ class MoeSpec:
     top_k: int
     width: int
     activation: str = "silu"
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     renormalize: bool = True
     """Shares of the chosen experts are scaled to sum to one."""
+    scale: float = 1.0
+    """Factor on the shares, after that."""
+    jitter: float = 0.01
+    """What sparsemixer takes for near enough to the best score."""
+    choice_bias: bool = False
+    """A learned number per expert is added to its score for the choice, not for its share."""
+    groups: int = 1
+    """Experts are in so many groups, and a token chooses among those of its best `top_groups`."""
+    top_groups: int = 1
+    group_best: int = 2
+    """A group is worth the sum of so many of its best scores."""
+    wide_router: bool = False
+    """The router's product is computed in float32."""
+    router_bias: bool = False
+    bias: bool = False
+    """The experts' products have biases."""
+    scaled_input: bool = False
+    """Shares multiply what an expert reads instead of what it gives."""
+    shared: MlpSpec | None = None
+    """An MLP that every token takes besides."""
+    shared_gate: bool = False
+    """It is multiplied by the sigmoid of a product of the input."""
 
     def __post_init__(self) -> None:
         _check_activation(self.activation)
+        if self.experts % self.groups or not 1 <= self.top_groups <= self.groups:
+            raise ModelError(
+                f"{self.experts} experts are not in {self.groups} groups, {self.top_groups} of them taken."
+            )
         if not 1 <= self.top_k <= self.experts:
             raise ModelError(f"a token cannot take {self.top_k} of {self.experts} experts; check num_experts_per_tok.")
 
@@ -211,6 +237,9 @@ class DecoderSpec:
                 return f"neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
             if kv_heads % ranks and attention.qk_norm_over == "all":
                 return f"is more than the model's {kv_heads} key-value heads, which are normalised together"
+            shared = layer.mlp.shared if isinstance(layer.mlp, MoeSpec) else None
+            if shared is not None and shared.width % ranks:
+                return f"does not divide the shared expert's intermediate size {shared.width}"
             if width % ranks:
                 kind = "experts'" if isinstance(layer.mlp, MoeSpec) else "model's"
                 return f"does not divide the {kind} intermediate size {width}"

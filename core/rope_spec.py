@@ -53,12 +53,16 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """One divisor per angle: the long ones when the served context exceeds `original`, else the short ones."""
+    """One divisor per angle: the long ones when the served context exceeds `original`, else the short ones.
+
+    Cosines and sines are multiplied by the factor of the same length.
+    """
 
     short: tuple[float, ...]
     long: tuple[float, ...]
     original: int
-    attention_factor: float
+    short_attention_factor: float
+    long_attention_factor: float
 
 
 RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling

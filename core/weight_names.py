@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,27 @@ class WeightNames:
     activation: str = "mlp.act_fn"
     """Where the parameters of an activation are that has some."""
     router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    choice_bias_row: bool = False
+    """It is stored as [1, experts]."""
     expert: str = "mlp.experts.{}"
+    """Empty when the checkpoint keeps all experts' weights in one tensor only."""
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    experts_gate_up: str = "mlp.experts.gate_up_proj"
+    experts_down: str = "mlp.experts.down_proj"
+    """All experts' weights in one tensor: taken instead of each expert's own where a checkpoint has it."""
+    experts_layout: Literal["rows", "columns", "interleaved", "mxfp4", "stacked"] = "rows"
+    """How those are stored: [experts, out, in]; [experts, in, out]; so with gate and up in turn; [experts, out, in] with
+    gate and up in turn, in blocks of four-bit numbers with a scale each; [experts * width, hidden] for each of gate,
+    up (named by `experts_up`) and down."""
+    experts_up: str = ""
+    shared_gate: str = "mlp.shared_experts.gate_proj"
+    shared_up: str = "mlp.shared_experts.up_proj"
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate_up: str = ""
+    shared_share: str = "mlp.shared_expert_gate"
     transposed: bool = False
     """Weights of the layers' linear parts are stored [in, out]."""
     rename: tuple[tuple[str, str], ...] = ()

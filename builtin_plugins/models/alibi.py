@@ -1,8 +1,5 @@
 """Models whose scores fall with distance, head by head: BLOOM, MPT and, beside rotary ones, Falcon."""
 
-from types import SimpleNamespace
-from typing import Any
-
 from core.api import (
     AttentionSpec,
     DecoderSpec,
@@ -82,8 +79,7 @@ def bloom(hf_config: object) -> DecoderSpec:
 def mpt(hf_config: object) -> DecoderSpec:
     """Return the facts of an MPT config."""
     facts = ModelFacts(hf_config)
-    given: Any = facts.get("attn_config") or {}
-    own = ModelFacts(SimpleNamespace(**given) if isinstance(given, dict) else given)
+    own = facts.part("attn_config")
     norm, hidden, heads = (
         facts.layer_norm("layer_norm_epsilon", bias=False),
         facts.count("d_model"),

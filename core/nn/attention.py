@@ -115,11 +115,11 @@ class Attention(nn.Module):
         """Return attention's output [n, hidden]; keys and values go to the cache."""
         rows, spec = self.qkv.slices, self.spec
         qkv = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
-        if spec.qkv_clip is not None:
-            qkv = qkv.clamp(-spec.qkv_clip, spec.qkv_clip)
         query, key, value = qkv[:, rows["q"]], qkv[:, rows["k"]], qkv[:, rows["v"]]
         if spec.qk_norm_over == "all":
             query, key = self._normed_together(query, key)
+        if spec.qkv_clip is not None:
+            query, key, value = (part.clamp(-spec.qkv_clip, spec.qkv_clip) for part in (query, key, value))
         query = query.view(-1, self.heads, self.head_size)
         key = key.view(-1, self.kv_heads, self.head_size)
         value = value.view(-1, self.kv_heads, self.head_size)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from core.nn.experts import Experts
+from core.nn.mlp import Mlp
+from core.nn.routing import choose
 from core.nn.weights import WeightMap, empty_parameter, fill, place
 
 if TYPE_CHECKING:
@@ -31,30 +35,67 @@ class Moe(nn.Module):
         super().__init__()
         self.spec = spec
         self._group, self._ops = context.group, context.ops
-        width = self._group.share(spec.width, "expert width")
-        self.router = empty_parameter(spec.experts, hidden, dtype=context.dtype)
-        self.gate_up = empty_parameter(spec.experts, 2 * width, hidden, dtype=context.dtype)
-        self.down = empty_parameter(spec.experts, hidden, width, dtype=context.dtype)
+        self._expect_router(hidden, names, layer, context, weights)
+        self.experts = Experts(spec, hidden, names, layer, context, weights)
+        self.shared: Mlp | None = None
+        self.shared_share: nn.Parameter | None
+        self.register_parameter("shared_share", None)
+        if spec.shared is not None:
+            own = replace(names, gate=names.shared_gate, up=names.shared_up, gate_up=names.shared_gate_up)
+            self.shared = Mlp(spec.shared, hidden, replace(own, down=names.shared_down), layer, context, weights)
+        if spec.shared_gate:
+            share = empty_parameter(1, hidden, dtype=context.dtype)
+            self.register_parameter("shared_share", share)
+            weights.add(f"{layer}.{names.shared_share}.weight", (1, hidden), lambda tensor: place(share, tensor))
+
+    def _expect_router(
+        self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+    ) -> None:
+        experts = self.spec.experts
+        dtype = torch.float32 if self.spec.wide_router else context.dtype
+        self.router = empty_parameter(experts, hidden, dtype=dtype)
         weights.add(f"{layer}.{names.router}.weight", self.router.shape, lambda tensor: place(self.router, tensor))
-        for index in range(spec.experts):
-            expert = f"{layer}.{names.expert.format(index)}"
-            gate_up, down = self.gate_up.data[index], self.down.data[index]
-            for name, target, axis, shape in (
-                (names.expert_gate, gate_up[:width], 0, (spec.width, hidden)),
-                (names.expert_up, gate_up[width:], 0, (spec.width, hidden)),
-                (names.expert_down, down, 1, (hidden, spec.width)),
-            ):
-                weights.add(f"{expert}.{name}.weight", shape, self._filler(target, axis))
+        bias = empty_parameter(experts, dtype=dtype) if self.spec.router_bias else None
+        chosen = empty_parameter(experts, dtype=torch.float32) if self.spec.choice_bias else None
+        self.router_bias: nn.Parameter | None
+        self.choice_bias: nn.Parameter | None
+        self.register_parameter("router_bias", bias)
+        self.register_parameter("choice_bias", chosen)
+        if bias is not None:
+            weights.add(f"{layer}.{names.router}.bias", (experts,), lambda tensor: place(bias, tensor))
+        if chosen is not None:
+            shape = (1, experts) if names.choice_bias_row else (experts,)
+            weights.add(f"{layer}.{names.choice_bias}", shape, lambda tensor: fill(chosen.data, tensor.view(-1)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden]."""
-        spec = self.spec
-        scores = self._ops.linear(x, self.router).float()  # [n, experts]
-        scores = scores.softmax(-1) if spec.score == "softmax" else scores.sigmoid()
-        shares, experts = scores.topk(spec.top_k, dim=-1)
-        if spec.renormalize:
-            shares = shares / shares.sum(-1, keepdim=True)
-        return self._group.all_reduce(self._ops.moe(x, self.gate_up, self.down, shares, experts, spec.activation))
+        logits = self._ops.linear(x.to(self.router.dtype), self.router, self.router_bias).float()  # [n, experts]
+        shares, experts = choose(self.spec, logits, self.choice_bias)
+        out = self._routed(x, shares, experts)
+        if self.shared is None:
+            return out
+        shared: torch.Tensor = self.shared(x)
+        if self.shared_share is not None:
+            shared = shared * F.linear(x, self.shared_share).sigmoid()
+        return out + shared
 
-    def _filler(self, target: torch.Tensor, axis: int) -> Callable[[torch.Tensor], None]:
-        return lambda tensor: fill(target, self._group.cut(tensor, axis))
+    def _routed(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return what the chosen experts give."""
+        if self.spec.scaled_input:
+            return self._scaled(x, shares, experts)
+        own = self.experts
+        arguments = (x, own.gate_up, own.down, shares, experts, self.spec.activation)
+        out = self._ops.moe(*arguments) if own.bias is None else self._ops.moe(*arguments, own.bias)
+        out = self._group.all_reduce(out)
+        if own.down_bias is None:
+            return out
+        weights = torch.zeros(len(x), self.spec.experts, device=x.device).scatter_(1, experts, shares)
+        return out + weights.to(x.dtype) @ own.down_bias
+
+    def _scaled(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return the sum of experts that each read the token times their share: as tokens of one expert each."""
+        count, top_k = shares.shape
+        parts = (x[:, None] * shares[..., None].to(x.dtype)).flatten(0, 1)  # [n * k, hidden]
+        ones, each, own = torch.ones_like(shares).view(-1, 1), experts.view(-1, 1), self.experts
+        out = self._ops.moe(parts, own.gate_up, own.down, ones, each, self.spec.activation)
+        return self._group.all_reduce(out.view(count, top_k, -1).sum(1))

@@ -84,8 +84,10 @@ def inverse_frequencies(spec: RopeSpec, max_positions: int) -> tuple[torch.Tenso
         case YarnScaling():
             return _yarn(spec, exponents, scaling), scaling.attention_factor
         case LongScaling():
-            factors = torch.tensor(scaling.long if max_positions > scaling.original else scaling.short)
-            return 1.0 / (factors * spec.theta**exponents), scaling.attention_factor
+            is_long = max_positions > scaling.original
+            factors = torch.tensor(scaling.long if is_long else scaling.short)
+            attention = scaling.long_attention_factor if is_long else scaling.short_attention_factor
+            return 1.0 / (factors * spec.theta**exponents), attention
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

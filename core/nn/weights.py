@@ -33,6 +33,7 @@ class WeightMap:
 
     def __init__(self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()) -> None:
         self._slots: dict[str, Slot] = {}
+        self._instead: dict[str, tuple[Slot, Sequence[str]]] = {}
         self._rename = [(re.compile(pattern), replacement) for pattern, replacement in rename]
         self._ignored = [re.compile(fnmatch.translate(pattern)) for pattern in ignored]
 
@@ -41,6 +42,12 @@ class WeightMap:
         if name in self._slots:
             raise ModelError(f"two parts of the model want the checkpoint tensor {name!r}; correct its weight names.")
         self._slots[name] = Slot(None if shape is None else tuple(shape), fill)
+
+    def add_instead(
+        self, name: str, shape: Sequence[int], fill: Callable[[torch.Tensor], None], of: Sequence[str]
+    ) -> None:
+        """Take a tensor in place of the expected ones named by `of`, where a checkpoint has it."""
+        self._instead[name] = Slot(tuple(shape), fill), of
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the name and shape of every expected tensor whose shape is known."""
@@ -53,7 +60,7 @@ class WeightMap:
         misshapen: list[str] = []
         for found, tensor in tensors:
             name = self._renamed(found)
-            slot = waiting.pop(name, None)
+            slot = waiting.pop(name, None) or self._in_place_of(name, waiting)
             if slot is None:
                 if not self._is_ignored(name):
                     unexpected.append(f"{_shown(found)} (twice)" if name in self._slots else _shown(found))
@@ -75,6 +82,14 @@ class WeightMap:
                 + "\n  ".join(fault for fault in faults if fault)
                 + "\n  Check that config.json and weights belong together and that the download is complete."
             )
+
+    def _in_place_of(self, name: str, waiting: dict[str, Slot]) -> Slot | None:
+        slot, replaced = self._instead.get(name, (None, ()))
+        if not all(other in waiting for other in replaced):
+            return None  # twice, or beside some of what it would replace
+        for other in replaced:
+            del waiting[other]
+        return slot
 
     def _renamed(self, name: str) -> str:
         for pattern, replacement in self._rename:

@@ -14,6 +14,7 @@ def grouped_moe(
     weights: torch.Tensor,
     experts: torch.Tensor,
     activation: str = "silu",
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return what `reference.moe` returns, computing only the chosen experts of each token.
 
@@ -24,13 +25,15 @@ def grouped_moe(
     aligned = all(size * x.element_size() % 16 == 0 for size in (x.shape[1], down.shape[2]))
     served = x.device.type == "cpu" or x.dtype == torch.bfloat16
     if not (num_tokens and aligned and served):
-        return reference.moe(x, gate_up, down, weights, experts, activation)
+        return reference.moe(x, gate_up, down, weights, experts, activation, bias)
     flat = experts.flatten()
     order = flat.argsort(stable=True)  # [n * k] pairs of token and choice, by expert
     numbers = torch.arange(gate_up.shape[0], device=x.device)
     ends = torch.searchsorted(flat[order], numbers, right=True).to(torch.int32)  # [num_experts]
     inputs = x[order // top_k]
     hidden = torch._grouped_mm(inputs, gate_up.transpose(1, 2), offs=ends)  # type: ignore[no-untyped-call,unused-ignore]
+    if bias is not None:
+        hidden = hidden + bias[flat[order]]
     acted = reference.GATED[activation](hidden)
     outputs = torch._grouped_mm(acted, down.transpose(1, 2), offs=ends)  # type: ignore[no-untyped-call,unused-ignore]
     back = torch.empty_like(outputs)

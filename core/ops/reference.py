@@ -123,20 +123,42 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
 
-def moe(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor, activation: str = "silu") -> Tensor:
+def moe(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str = "silu",
+    bias: Tensor | None = None,
+) -> Tensor:
     """Return the weighted sum of each token's chosen experts, for x [n, hidden].
 
     `gate_up` is [num_experts, 2 * width, hidden] (gate rows, then up rows), `down` [num_experts, hidden, width];
     `experts` int64 [n, k] names the experts of a token and `weights` [n, k] their shares. `activation` is the name
-    of the gated op without `_and_mul`. Every expert sees every token here; implementations do less.
+    of the gated op without `_and_mul`; `bias` [num_experts, 2 * width] is added before it. Every expert sees every token here; implementations do less.
     """
     act = GATED[activation]
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for index in range(gate_up.shape[0]):
         share = (weights.float() * (experts == index)).sum(-1, keepdim=True)  # [n, 1]
-        out += share * F.linear(act(F.linear(x, gate_up[index])), down[index]).float()
+        inner = F.linear(x, gate_up[index], None if bias is None else bias[index])
+        out += share * F.linear(act(inner), down[index]).float()
     return out.to(x.dtype)
 
 
-GATED = {"silu": silu_and_mul, "gelu": gelu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu": relu_and_mul}
+def swiglu_clamped_and_mul(x: Tensor) -> Tensor:
+    """Return gate * sigmoid(1.702 * gate) * (up + 1) for x = [..., gate | up], cut off at 7 (up on both sides)."""
+    gate, up = x.chunk(2, -1)
+    gate = gate.clamp(max=7.0)
+    return gate * torch.sigmoid(gate * 1.702) * (up.clamp(-7.0, 7.0) + 1)
+
+
+GATED = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+    "relu": relu_and_mul,
+    "swiglu_clamped": swiglu_clamped_and_mul,
+}
 """Activation name to the op that applies it to a fused gate and up."""

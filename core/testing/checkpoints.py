@@ -15,7 +15,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
-from core.testing.tiny_configs import DENSE, GPT_LIKE, VOCAB
+from core.testing.tiny_configs import DENSE, GPT_LIKE, MIXTURES, VOCAB
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -124,7 +124,7 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 """Those that go through every test there is: architecture to transformers' config class and facts of its tiny form."""
 
-ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {**TINY, **DENSE, **GPT_LIKE}
+ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {**TINY, **DENSE, **GPT_LIKE, **MIXTURES}
 """All there are."""
 
 
@@ -205,3 +205,6 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # of the choice of experts; it is stored too
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)

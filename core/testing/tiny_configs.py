@@ -158,3 +158,149 @@ GPT_LIKE: Final[Mapping[str, Tiny]] = {
         {**_SHAPE, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True, "ffn_hidden_size": 96},
     ),
 }
+
+_MOE: Final = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_ROUTED: Final = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
+_GRANITE_MOE: Final = {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+MIXTURES: Final[Mapping[str, Tiny]] = {
+    "Qwen2MoeForCausalLM": (
+        "Qwen2MoeConfig",
+        {
+            **_GROUPED,
+            **_MOE,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": _SLIDING,
+        },
+    ),
+    "OlmoeForCausalLM": (
+        "OlmoeConfig",
+        {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 1.0, "attention_bias": True},
+    ),
+    "FlexOlmoForCausalLM": (
+        "FlexOlmoConfig",
+        {**_GROUPED, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": True, "pad_token_id": 0},
+    ),
+    "GraniteMoeForCausalLM": ("GraniteMoeConfig", {**_GROUPED, **_GRANITE_MOE}),
+    "GraniteMoeSharedForCausalLM": (
+        "GraniteMoeSharedConfig",
+        {**_GROUPED, **_GRANITE_MOE, "shared_intermediate_size": 48},
+    ),
+    "Glm4MoeForCausalLM": ("Glm4MoeConfig", {**_DENSE, **_ROUTED, "use_qk_norm": True, "rope_parameters": _HALF}),
+    "Dots1ForCausalLM": (
+        "Dots1Config",
+        {
+            **_DENSE,
+            **_ROUTED,
+            "first_k_dense_replace": 1,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
+    "SolarOpenForCausalLM": ("SolarOpenConfig", {**_DENSE, **_ROUTED}),
+    "MiniMaxM2ForCausalLM": (
+        "MiniMaxM2Config",
+        {**_DENSE, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 12},
+    ),
+    "AfmoeForCausalLM": (
+        "AfmoeConfig",
+        {
+            **_DENSE,
+            **_MOE,
+            "num_dense_layers": 1,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+            "sliding_window": WINDOW,
+            "layer_types": _SLIDING,
+        },
+    ),
+    "Ernie4_5_MoeForCausalLM": (
+        "Ernie4_5_MoeConfig",
+        {
+            **_GROUPED,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "use_bias": True,
+        },
+    ),
+    "HunYuanMoEV1ForCausalLM": (
+        "HunYuanMoEV1Config",
+        {**_DENSE, "num_experts": 4, "moe_topk": 2, "attention_bias": True},
+    ),
+    "PhimoeForCausalLM": (
+        "PhimoeConfig",
+        {
+            **_GROUPED,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + i / 8 for i in range(8)],
+                "long_factor": [1.0 + i for i in range(8)],
+                "short_mscale": 1.25,
+                "long_mscale": 1.5,
+                "original_max_position_embeddings": 512,
+            },
+        },
+    ),
+    "DbrxForCausalLM": (
+        "DbrxConfig",
+        {
+            "vocab_size": VOCAB,
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 3,
+            "max_seq_len": 512,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 20000.0},
+            "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "GptOssForCausalLM": (
+        "GptOssConfig",
+        {
+            **_DENSE,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "layer_types": _SLIDING,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
+    "Llama4ForCausalLM": (
+        "Llama4TextConfig",
+        {
+            **_DENSE,
+            "intermediate_size_mlp": 80,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_layers": [1, 2],
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.3,
+            "attention_bias": True,
+        },
+    ),
+}

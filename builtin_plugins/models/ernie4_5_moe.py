@@ -1,0 +1,45 @@
+"""ERNIE 4.5 with mixtures of experts: a correction for the choice beside softmax scores, shared experts."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    choice_bias="mlp.moe_statics.e_score_correction_bias",
+    choice_bias_row=True,
+    ignored=("*.rotary_emb.inv_freq", "model.mtp_*"),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("Ernie4_5_MoeForCausalLM", "builtin_plugins.models.ernie4_5_moe:spec", "ERNIE 4.5, mixture")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of an ERNIE 4.5 config with experts; its layers for guessing further tokens are not read."""
+    facts = ModelFacts(hf_config)
+    norm, bias, num_layers = facts.norm(eps=1e-5), facts.flag("use_bias"), facts.num_layers()
+    width, shared = facts.count("moe_intermediate_size"), facts.count("moe_num_shared_experts", 2, least=0)
+    experts = MoeSpec(
+        experts=facts.count("moe_num_experts"),
+        top_k=facts.count("moe_k"),
+        width=width,
+        activation=facts.activation(),
+        choice_bias=True,
+        wide_router=True,
+        shared=MlpSpec(width=shared * width, activation=facts.activation(), bias=bias) if shared else None,
+    )
+    rope = facts.rope(facts.heads()["head_size"], theta=5e5, interleaved=True)
+    attention = facts.attention(rope=rope, qkv_bias=bias, out_bias=bias)
+    every, first = facts.count("moe_layer_interval", 1), facts.count("moe_layer_start_index", 1, least=0)
+    last = facts.count("moe_layer_end_index", -1, least=-1) % num_layers
+    layers = tuple(
+        LayerSpec(
+            attention=attention,
+            mlp=experts if (i + 1) % every == 0 and first <= i <= last else facts.mlp(bias=bias),
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for i in range(num_layers)
+    )
+    return DecoderSpec(**facts.decoder(tied=True), layers=layers, norm=norm, head_bias=bias, names=NAMES)

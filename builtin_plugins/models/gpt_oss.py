@@ -1,0 +1,44 @@
+"""gpt-oss: sinks in attention, every other layer with a window, experts with biases in four-bit blocks."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, MoeSpec, WeightNames, hookimpl
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("GptOssForCausalLM", "builtin_plugins.models.gpt_oss:spec", "gpt-oss 20B and 120B")]
+
+
+@hookimpl
+def engine_quant_methods() -> list[Entry]:
+    """Return the method of its checkpoints: experts are unpacked as they load, all else is plain."""
+    return [Entry("mxfp4", "core.nn.linear:PlainWeights", "four-bit experts, unpacked to the model's dtype")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a gpt-oss config."""
+    facts = ModelFacts(hf_config)
+    if (facts.number("swiglu_alpha", 1.702), facts.number("swiglu_limit", 7.0)) != (1.702, 7.0):
+        raise ModelError("swiglu_alpha and swiglu_limit in config.json are served as 1.702 and 7.0 only.")
+    norm, bias, heads = facts.norm(eps=1e-5), facts.flag("attention_bias", True), facts.heads(64)
+    rope = facts.rope(heads["head_size"], theta=150_000.0)
+    experts = MoeSpec(
+        experts=facts.count("num_local_experts"),
+        top_k=facts.count("num_experts_per_tok", facts.get("experts_per_token")),
+        width=facts.count("intermediate_size"),
+        activation="swiglu_clamped",
+        router_bias=True,
+        bias=True,
+    )
+    layers = tuple(
+        LayerSpec(
+            attention=facts.attention(**heads, rope=rope, window=window, sinks=True, qkv_bias=bias, out_bias=bias),
+            mlp=experts,
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for window in facts.windows(facts.window(128), full_every=2)
+    )
+    packed = facts.part("quantization_config").get("quant_method") == "mxfp4"
+    names = WeightNames(router="mlp.router", expert="", experts_layout="mxfp4" if packed else "interleaved")
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)

@@ -1,0 +1,43 @@
+"""Hunyuan with mixtures of experts, a shared MLP beside each; heads are normalised after they turned."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    q_norm="self_attn.query_layernorm",
+    k_norm="self_attn.key_layernorm",
+    router="mlp.gate.wg",
+    shared_gate="mlp.shared_mlp.gate_proj",
+    shared_up="mlp.shared_mlp.up_proj",
+    shared_down="mlp.shared_mlp.down_proj",
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("HunYuanMoEV1ForCausalLM", "builtin_plugins.models.hunyuan_moe:spec", "Hunyuan, mixture of experts")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Hunyuan config with experts; numbers may be given layer by layer."""
+    facts = ModelFacts(hf_config)
+    norm, bias, num_layers = facts.norm(eps=1e-5), facts.flag("attention_bias"), facts.num_layers()
+    attention = facts.attention(qk_norm=norm, qk_norm_turned=True, qkv_bias=bias, out_bias=bias)
+    experts, chosen = facts.per_layer("num_experts"), facts.per_layer("moe_topk")
+    layers = tuple(
+        LayerSpec(
+            attention=attention,
+            mlp=MoeSpec(
+                experts=experts[i],
+                top_k=chosen[i],
+                width=facts.count("intermediate_size"),
+                activation=facts.activation(),
+                wide_router=True,
+                shared=facts.mlp(),
+            ),
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for i in range(num_layers)
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

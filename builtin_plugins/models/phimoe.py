@@ -1,0 +1,39 @@
+"""Phi-3.5-MoE: two experts by sparsemixer, layer norms, long rotary positions with a factor for each length."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    router="block_sparse_moe.gate",
+    expert="block_sparse_moe.experts.{}",
+    expert_gate="w1",
+    expert_up="w3",
+    expert_down="w2",
+    experts_gate_up="block_sparse_moe.experts.gate_up_proj",
+    experts_down="block_sparse_moe.experts.down_proj",
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("PhimoeForCausalLM", "builtin_plugins.models.phimoe:spec", "Phi-3.5-MoE")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Phi-3.5-MoE config."""
+    facts = ModelFacts(hf_config)
+    norm, bias = facts.layer_norm("rms_norm_eps"), facts.flag("attention_bias")
+    experts = MoeSpec(
+        experts=facts.count("num_local_experts", 16),
+        top_k=facts.count("num_experts_per_tok", 2),
+        width=facts.count("intermediate_size"),
+        activation=facts.activation(),
+        score="sparsemixer",
+        jitter=facts.number("router_jitter_noise", 0.01),
+    )
+    rope = facts.rope(facts.heads()["head_size"], theta=1e6)
+    attention = facts.attention(rope=rope, window=facts.window(), qkv_bias=bias, out_bias=bias)
+    layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
+    layers = (layer,) * facts.num_layers()
+    head_bias = facts.flag("lm_head_bias")
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, head_bias=head_bias, names=NAMES)

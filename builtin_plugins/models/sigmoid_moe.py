@@ -1,0 +1,150 @@
+"""Mixtures whose scores are sigmoids with a correction for the choice: GLM 4.5, dots.llm1, Solar Open, MiniMax M2, AFM."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+
+HERE = "builtin_plugins.models.sigmoid_moe"
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architectures."""
+    return [
+        Entry("Glm4MoeForCausalLM", f"{HERE}:glm4_moe", "GLM 4.5 to 4.7"),
+        Entry("Dots1ForCausalLM", f"{HERE}:dots1", "dots.llm1"),
+        Entry("SolarOpenForCausalLM", f"{HERE}:solar_open", "Solar Open"),
+        Entry("MiniMaxM2ForCausalLM", f"{HERE}:minimax_m2", "MiniMax M2"),
+        Entry("AfmoeForCausalLM", f"{HERE}:afmoe", "Arcee Trinity"),
+    ]
+
+
+def _experts(facts: ModelFacts) -> MoeSpec:
+    """Return experts in groups beside a shared one."""
+    width, shared = facts.count("moe_intermediate_size"), facts.count("n_shared_experts", 1)
+    return MoeSpec(
+        experts=facts.count("n_routed_experts", facts.get("num_local_experts")),
+        top_k=facts.count("num_experts_per_tok"),
+        width=width,
+        activation=facts.activation(),
+        score="sigmoid",
+        renormalize=facts.flag("norm_topk_prob", True),
+        scale=facts.number("routed_scaling_factor", 1.0),
+        choice_bias=True,
+        groups=facts.count("n_group", 1),
+        top_groups=facts.count("topk_group", 1),
+        wide_router=True,
+        shared=MlpSpec(width=shared * width, activation=facts.activation()),
+    )
+
+
+def glm4_moe(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GLM 4.5 config; its layers for guessing further tokens are not read."""
+    facts = ModelFacts(hf_config)
+    norm, experts, num_layers = facts.norm(eps=1e-5), _experts(facts), facts.num_layers()
+    attention = facts.attention(
+        rope=facts.rope(facts.heads()["head_size"], share=0.5),
+        qk_norm=norm if facts.flag("use_qk_norm") else None,
+        qkv_bias=facts.flag("attention_bias"),
+    )
+    dense = facts.count("first_k_dense_replace", 1, least=0)
+    layers = tuple(
+        LayerSpec(attention=attention, mlp=facts.mlp() if i < dense else experts, attention_in=norm, mlp_in=norm)
+        for i in range(num_layers)
+    )
+    names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)
+
+
+def dots1(hf_config: object) -> DecoderSpec:
+    """Return the facts of a dots.llm1 config."""
+    facts = ModelFacts(hf_config)
+    norm, experts, bias = facts.norm(), _experts(facts), facts.flag("attention_bias")
+    dense = facts.count("first_k_dense_replace", 0, least=0)
+    windows = facts.windows(facts.window(4096), full_below=facts.count("max_window_layers", 62, least=0))
+    layers = tuple(
+        LayerSpec(
+            attention=facts.attention(qk_norm=norm, window=window, qkv_bias=bias, out_bias=bias),
+            mlp=facts.mlp() if i < dense else experts,
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for i, window in enumerate(windows)
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm)
+
+
+def solar_open(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Solar Open config: every layer has experts."""
+    facts = ModelFacts(hf_config)
+    norm, heads = facts.norm(eps=1e-5), facts.heads(128)
+    rope = facts.rope(heads["head_size"], theta=1e6)
+    attention = facts.attention(**heads, rope=rope, qkv_bias=facts.flag("attention_bias"))
+    layer = LayerSpec(attention=attention, mlp=_experts(facts), attention_in=norm, mlp_in=norm)
+    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
+
+
+def minimax_m2(hf_config: object) -> DecoderSpec:
+    """Return the facts of a MiniMax M2 config: norms over all query and all key heads, part of each head turns."""
+    facts = ModelFacts(hf_config)
+    norm, heads = facts.norm(), facts.heads(128)
+    size = heads["head_size"]
+    rope = facts.rope(size, theta=5e6, share=facts.count("rotary_dim", size) / size)
+    experts = MoeSpec(
+        experts=facts.count("num_local_experts"),
+        top_k=facts.count("num_experts_per_tok"),
+        width=facts.count("intermediate_size"),
+        activation=facts.activation(),
+        score="sigmoid",
+        choice_bias=True,
+    )
+    attention = facts.attention(**heads, rope=rope, qk_norm=norm, qk_norm_over="all")
+    layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
+    names = WeightNames(
+        router="block_sparse_moe.gate",
+        choice_bias="block_sparse_moe.e_score_correction_bias",
+        expert="block_sparse_moe.experts.{}",
+        expert_gate="w1",
+        expert_up="w3",
+        expert_down="w2",
+        experts_gate_up="block_sparse_moe.experts.gate_up_proj",
+        experts_down="block_sparse_moe.experts.down_proj",
+    )
+    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+
+
+def afmoe(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Trinity config: gated attention, norms around each part, positions in windowed layers."""
+    facts = ModelFacts(hf_config)
+    norm, heads, bias = facts.norm(eps=1e-5), facts.heads(128), facts.flag("attention_bias")
+    rope, width = facts.rope(heads["head_size"]), facts.count("moe_intermediate_size")
+    experts = MoeSpec(
+        experts=facts.count("num_experts", facts.get("num_local_experts")),
+        top_k=facts.count("num_experts_per_tok"),
+        width=width,
+        activation=facts.activation(),
+        score="sigmoid",
+        scale=facts.number("route_scale", 1.0),
+        choice_bias=True,
+        shared=MlpSpec(width=width * facts.count("num_shared_experts", 2), activation=facts.activation()),
+    )
+    common = {**heads, "qk_norm": norm, "gate": True, "qkv_bias": bias, "out_bias": bias}
+    dense, every = facts.count("num_dense_layers", 1, least=0), facts.count("global_attn_every_n_layers", 4)
+    layers = tuple(
+        LayerSpec(
+            attention=facts.attention(**common, rope=None if window is None else rope, window=window),
+            mlp=facts.mlp() if i < dense else experts,
+            attention_in=norm,
+            attention_out=norm,
+            mlp_in=norm,
+            mlp_out=norm,
+        )
+        for i, window in enumerate(facts.windows(facts.window(1024), full_every=every))
+    )
+    names = WeightNames(
+        attention_out="post_attention_layernorm",
+        mlp_in="pre_mlp_layernorm",
+        mlp_out="post_mlp_layernorm",
+        router="mlp.router.gate",
+        choice_bias="mlp.expert_bias",
+    )
+    scale = facts.count("hidden_size") ** 0.5 if facts.flag("mup_enabled") else 1.0
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, embed_scale=scale, names=names)
