@@ -12,7 +12,7 @@ def engine_models() -> list[Entry]:
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
     """Return the method of its checkpoints: experts are unpacked as they load, all else is plain."""
-    return [Entry("mxfp4", "core.nn.linear:PlainWeights", "four-bit experts, unpacked to the model's dtype")]
+    return [Entry("mxfp4", "builtin_plugins.models.mxfp4:Mxfp4", "four-bit experts, unpacked to the model's dtype")]
 
 
 def spec(hf_config: object) -> DecoderSpec:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from core.nn.decoder import Decoder
@@ -19,6 +20,21 @@ from core.testing.one_sequence import plain_context, read_config
 torch.set_num_threads(1)
 
 Load = Callable[..., Decoder]
+
+
+@pytest.fixture(scope="session")
+def by_transformers() -> Callable[[Path], Any]:
+    """Return a function from a checkpoint to transformers' model of it, computed as its formulas say."""
+    return _by_transformers
+
+
+def _by_transformers(folder: Path) -> Any:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    # transformers 5.23: Falcon's eager attention adds the slopes of positions twice, its fused one once.
+    attention = "sdpa" if config.model_type == "falcon" else "eager"
+    # Its grouped products of experts take aligned sizes only.
+    settings = {"attn_implementation": attention, "experts_implementation": "eager", "dtype": torch.float32}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, **settings).eval()
 
 
 @pytest.fixture(scope="session")

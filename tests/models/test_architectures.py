@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from core.errors import ModelError
 from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint
 from core.testing.one_sequence import Session
 
@@ -26,13 +30,8 @@ def prompt(seed: int) -> list[int]:
 
 
 @torch.inference_mode()
-def oracle(folder: Path) -> tuple[list[int], list[int], torch.Tensor]:
+def oracle(model: Any) -> tuple[list[int], list[int], torch.Tensor]:
     """Return a prompt without near ties, transformers' greedy tokens and all log-probabilities."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-    # transformers 5.23: Falcon's eager attention adds the slopes twice, its fused one once.
-    attention = "sdpa" if config.model_type == "falcon" else "eager"
-    settings = {"attn_implementation": attention, "experts_implementation": "eager"}
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, **settings).eval()
     for seed in range(20):
         tokens = prompt(seed)
         for _ in range(NUM_GENERATED):
@@ -46,10 +45,13 @@ def oracle(folder: Path) -> tuple[list[int], list[int], torch.Tensor]:
 
 @pytest.mark.parametrize("architecture", HERE)
 def test_tokens_and_log_probabilities_equal_transformers(
-    architecture: str, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+    architecture: str,
+    checkpoint: Callable[[str], Path],
+    load: Callable[..., Any],
+    by_transformers: Callable[[Path], Any],
 ) -> None:
     folder = checkpoint(architecture)
-    ids, expected_tokens, expected = oracle(folder)
+    ids, expected_tokens, expected = oracle(by_transformers(folder))
     decoder = load(architecture, folder)
     for chunk in (PROMPT_LEN, 9):
         tokens, found = Session(decoder).generate(ids, NUM_GENERATED, chunk)
@@ -81,6 +83,15 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     ("HyperCLOVAXForCausalLM", {"use_post_norm": False, "attention_multiplier": None}),
     ("GemmaForCausalLM", {"hidden_act": "gelu"}),
+    ("OlmoeForCausalLM", {"norm_topk_prob": True, "clip_qkv": None}),
+    ("Qwen2MoeForCausalLM", {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []}),
+    ("Qwen2MoeForCausalLM", {"layer_types": None, "max_window_layers": 2}),
+    ("Glm4MoeForCausalLM", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "use_qk_norm": False}),
+    ("Ernie4_5_MoeForCausalLM", {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "use_bias": False}),
+    ("GraniteMoeSharedForCausalLM", {"shared_intermediate_size": 0}),
+    ("Llama4ForCausalLM", {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 1}),
+    ("Llama4ForCausalLM", {"no_rope_layers": None, "moe_layers": None, "interleave_moe_layer_step": 2}),
+    ("DbrxForCausalLM", {"attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0}}),
     ("SmolLM3ForCausalLM", {"no_rope_layers": None, "no_rope_layer_interval": 3, "use_sliding_window": False}),
 ]
 
@@ -88,10 +99,75 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "changes"), OTHER_FORMS, ids=[f"{a}-{min(c)}" for a, c in OTHER_FORMS])
 def test_other_forms_of_an_architecture_equal_transformers(
-    architecture: str, changes: dict[str, Any], tmp_path: Path, load: Callable[..., Any]
+    architecture: str,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    load: Callable[..., Any],
+    by_transformers: Callable[[Path], Any],
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path, seed=2, **changes)
-    ids, expected_tokens, expected = oracle(folder)
+    ids, expected_tokens, expected = oracle(by_transformers(folder))
     tokens, found = Session(load(architecture, folder)).generate(ids, NUM_GENERATED)
     assert (found[: len(expected)] - expected).abs().max() < TOLERANCE
     assert tokens == expected_tokens
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "PhimoeForCausalLM"])
+def test_experts_are_read_one_by_one_and_together(
+    architecture: str, tmp_path: Path, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    folder = checkpoint(architecture)
+    apart = load_file(folder / "model.safetensors")
+    together = {name: tensor for name, tensor in apart.items() if ".experts." not in name}
+    for prefix in {name.partition(".experts.")[0] for name in apart if ".experts." in name}:
+        gate, up, down = (
+            torch.stack([apart[f"{prefix}.experts.{i}.{part}.weight"] for i in count(apart, prefix)])
+            for part in (("w1", "w3", "w2") if "Phimoe" in architecture else ("gate_proj", "up_proj", "down_proj"))
+        )
+        together[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate, up], 1)
+        together[f"{prefix}.experts.down_proj"] = down
+    shutil.copytree(folder, tmp_path / "together")
+    save_file(together, tmp_path / "together" / "model.safetensors")
+    steps = [Session(load(architecture, path)).step(prompt(0)) for path in (folder, tmp_path / "together")]
+    assert torch.equal(*steps)
+
+
+def count(tensors: dict[str, torch.Tensor], prefix: str) -> range:
+    """Return the numbers of the experts under a prefix."""
+    return range(len({name.split(".experts.")[1].partition(".")[0] for name in tensors if f"{prefix}.experts" in name}))
+
+
+def test_experts_in_two_forms_at_once_are_refused(
+    tmp_path: Path, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    shutil.copytree(checkpoint("Qwen3MoeForCausalLM"), tmp_path / "both")
+    file = tmp_path / "both" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.mlp.experts.down_proj"] = torch.zeros(8, 64, 32)
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match="experts"):
+        load("Qwen3MoeForCausalLM", tmp_path / "both")
+
+
+def test_four_bit_experts_equal_transformers_unpacking(
+    tmp_path: Path, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for folder in (plain, packed):
+        shutil.copytree(checkpoint("GptOssForCausalLM"), folder)
+    tensors = load_file(plain / "model.safetensors")
+    four_bits, unpacked = dict(tensors), dict(tensors)
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors[name].shape
+        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(122, 126, blocks.shape[:3], dtype=torch.uint8, generator=generator)
+        four_bits |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del four_bits[name]
+        unpacked[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(unpacked, plain / "model.safetensors")
+    save_file(four_bits, packed / "model.safetensors")
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    steps = [Session(load("GptOssForCausalLM", folder)).step(prompt(0)) for folder in (plain, packed)]
+    assert torch.equal(*steps)

@@ -79,7 +79,7 @@ def test_every_rotary_scaling_is_read(spec_of: SpecOf) -> None:
         "dynamic": DynamicScaling(4.0, 128),
         "llama3": Llama3Scaling(4.0, 1.0, 4.0, 32),
         "yarn": YarnScaling(4.0, 32, pytest.approx(1.1386294)),
-        "longrope": LongScaling((1.0,) * 8, (2.0,) * 8, 32, pytest.approx(1.1832159)),
+        "longrope": LongScaling((1.0,) * 8, (2.0,) * 8, 32, *[pytest.approx(1.1832159)] * 2),
     }
     extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     for kind, expected in kinds.items():

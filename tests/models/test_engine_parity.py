@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from core import LLM, RequestOutput, SamplingParams
 from core.errors import InvalidRequest
-from core.testing.checkpoints import TINY, VOCAB
+from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB
+from core.testing.one_sequence import read_config
 
 LENGTHS = (70, 45, 91, 3)
 """Longer than every window (24 and 40), and one that is not."""
@@ -26,14 +26,8 @@ GAP = 1e-3
 """Least distance between the two best logits anywhere on a path; closer ones could not be compared."""
 
 
-WINDOWED = {
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-}
+EVERY = [pytest.param(name, marks=[] if name in TINY else pytest.mark.slow) for name in sorted(ARCHITECTURES)]
+"""Most run all of it under `make test-all` only."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +64,16 @@ def expect(model: Any, length: int) -> Expected:
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Callable[[str], Path]) -> Callable[[str], list[Expected]]:
+def expected(
+    checkpoint: Callable[[str], Path], by_transformers: Callable[[Path], Any]
+) -> Callable[[str], list[Expected]]:
     """Return a function from architecture to what transformers says, computed once."""
     known: dict[str, list[Expected]] = {}
 
     def look_up(architecture: str) -> list[Expected]:
         if architecture not in known:
             folder = checkpoint(architecture)
-            model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+            model = by_transformers(folder)
             lengths = LONG_ROPE_LENGTHS if architecture.startswith("Phi3") else LENGTHS
             known[architecture] = [expect(model, length) for length in lengths]
         return known[architecture]
@@ -114,8 +110,16 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("architecture", sorted(TINY))
+def ways_of_architectures() -> list[Any]:
+    """Return every pair; of most architectures only one way runs every time."""
+    return [
+        pytest.param(name, way, marks=[] if name in TINY or way == "a budget of 16 tokens" else pytest.mark.slow)
+        for name in sorted(ARCHITECTURES)
+        for way in WAYS
+    ]
+
+
+@pytest.mark.parametrize(("architecture", "way"), ways_of_architectures())
 def test_same_as_transformers(
     architecture: str, way: str, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
 ) -> None:
@@ -124,7 +128,7 @@ def test_same_as_transformers(
         assert_equal(run(llm, cases), cases)
 
 
-@pytest.mark.parametrize("architecture", sorted(TINY))
+@pytest.mark.parametrize("architecture", EVERY)
 def test_same_alone_and_with_a_warm_prefix_cache(
     architecture: str, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
 ) -> None:
@@ -138,9 +142,13 @@ def test_same_alone_and_with_a_warm_prefix_cache(
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
-@pytest.mark.parametrize("architecture", sorted(TINY))
+@pytest.mark.parametrize("architecture", EVERY)
 def test_same_when_requests_are_preempted(
-    architecture: str, block_size: int, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
+    architecture: str,
+    block_size: int,
+    checkpoint: Callable[[str], Path],
+    expected: Callable[[str], list[Expected]],
+    spec_of: Callable[[str, Any], Any],
 ) -> None:
     cases = [expected(architecture)[2]] * 4
     settings = {"block_size": block_size, "max_num_batched_tokens": 32, "enable_prefix_caching": False}
@@ -150,7 +158,10 @@ def test_same_when_requests_are_preempted(
         with open_engine(checkpoint(architecture), **settings, num_gpu_blocks_override=blocks) as llm:
             assert_equal(run(llm, cases), cases)
             preemptions += llm.core.scheduler.num_preemptions
-    if architecture not in WINDOWED:  # windowed layers give back more after the prompt than the output takes
+    layers = spec_of(architecture, read_config(checkpoint(architecture))).layers
+    if not any(
+        layer.attention.window or layer.attention.chunk for layer in layers
+    ):  # windowed layers give back more after the prompt than the output takes
         assert preemptions > 0
 
 

@@ -210,6 +210,6 @@ def test_scalings_and_experts_of_published_configs(tmp_path: Path, registry: Reg
     assert phi.layers[0].attention.rope is not None
     scaling = phi.layers[0].attention.rope.scaling
     assert isinstance(scaling, LongScaling)
-    assert (scaling.original, round(scaling.attention_factor, 4)) == (4096, 1.1902)
+    assert (scaling.original, round(scaling.long_attention_factor, 4)) == (4096, 1.1902)
     assert qwen.layers[0].mlp == MoeSpec(experts=128, top_k=8, width=768)
     assert spec("gemma-3-1b-it").layers[5].attention.rope != spec("gemma-3-1b-it").layers[0].attention.rope
