@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from core.api import Entry, SamplerContext, SampleRows, SamplingParams, hookimpl
+from core.api import Entry, InvalidRequest, SamplerContext, SampleRows, SamplingParams, Tokenizer, hookimpl
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,21 @@ class BadWords:
         self._words: dict[int, list[list[int]]] = {}
         self._made_for: list[int] | None = None
         self._made: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+    @staticmethod
+    def prepare(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+        """Add the token sequences of each word, at the start of a text and after a space."""
+        if not sampling.bad_words:
+            return sampling
+        if tokenizer is None:
+            raise InvalidRequest("bad_words", "there is no tokenizer, so texts cannot be avoided.")
+        texts = [text for word in sampling.bad_words for text in (word, " " + word.lstrip())]
+        words: list[list[int]] = []
+        for text in texts:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in words:
+                words.append(ids)
+        return sampling.clone(bad_words_token_ids=words)
 
     def wants(self, sampling: SamplingParams) -> bool:
         """Only requests with words."""

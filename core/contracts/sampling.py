@@ -49,7 +49,8 @@ class LogitsProcessor(Protocol):
     Must not read device values back to the host.
 
     Optional: a static method `validate(sampling, vocab_size)` that raises `InvalidRequest` for what it cannot
-    serve; called at admission, so that a bad request is refused at the edge.
+    serve; called at admission, so that a bad request is refused at the edge. And `prepare(sampling, tokenizer)`, which
+    returns the parameters that requests get instead, such as texts turned into tokens; the tokenizer may be None.
     """
 
     params: tuple[str, ...]

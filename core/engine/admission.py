@@ -10,15 +10,13 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from core.contracts import LogitsProcessor, Tokenizer
 from core.errors import InvalidRequest
 from core.sampling import unserved_params
 from core.step import EngineRequest
 from core.types import SamplingParams
-
-if TYPE_CHECKING:
-    from core.contracts import LogitsProcessor, Tokenizer
 
 MASK: Final = 2**64 - 1
 
@@ -53,6 +51,7 @@ class Admission:
         self._tokenizer = tokenizer
         self._processors = tuple(processors)
         self._validators = tuple(p.validate for p in self._processors if hasattr(p, "validate"))
+        self._preparations = tuple(p.prepare for p in self._processors if hasattr(p, "prepare"))
         self._seed = seed
         self._num_admitted = 0
 
@@ -86,8 +85,8 @@ class Admission:
             validate(sampling, self.limits.vocab_size)
         if sampling.stop and self._tokenizer is None:
             raise InvalidRequest("stop", "there is no tokenizer, so texts cannot be found; use stop_token_ids.")
-        if sampling.bad_words:
-            sampling = sampling.clone(bad_words_token_ids=self._bad_words(sampling.bad_words))
+        for prepare in self._preparations:
+            sampling = prepare(sampling, self._tokenizer)
         room = self.limits.max_model_len - len(prompt)
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = self._next_seed() if sampling.seed is None else sampling.seed & (MASK >> 1)
@@ -136,12 +135,8 @@ class Admission:
 
     def _check_tokens(self, sampling: SamplingParams) -> None:
         vocab = self.limits.vocab_size
-        for field, ids in (
-            ("stop_token_ids", sampling.stop_token_ids),
-            ("allowed_token_ids", sampling.allowed_token_ids or ()),
-            ("logit_bias", sampling.logit_bias or ()),
-        ):
-            for token in ids:
+        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(sampling, field) or ():
                 if token >= vocab:
                     raise InvalidRequest(field, f"token id {token} is outside the vocabulary of {vocab}.")
 
@@ -154,15 +149,3 @@ class Admission:
             if wanted is not None and (wanted > most or wanted == -1):
                 shown = "the whole vocabulary" if wanted == -1 else wanted
                 raise InvalidRequest(field, f"asks for {shown}, at most {most} are allowed (--max-logprobs).")
-
-    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the token sequences of each word, at the start of a text and after a space."""
-        if self._tokenizer is None:
-            raise InvalidRequest("bad_words", "there is no tokenizer, so texts cannot be avoided.")
-        out: list[list[int]] = []
-        for word in words:
-            for text in (word, " " + word.lstrip()):
-                ids = self._tokenizer.encode(text, add_special_tokens=False)
-                if ids and ids not in out:
-                    out.append(ids)
-        return out

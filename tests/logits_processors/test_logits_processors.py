@@ -17,8 +17,9 @@ from builtin_plugins.logits_processors.bias import LogitBias
 from builtin_plugins.logits_processors.min_p import MinP
 from builtin_plugins.logits_processors.min_tokens import MinTokens
 from builtin_plugins.logits_processors.penalties import Penalties
-from core.api import SamplerContext, SampleRows, SamplingParams
+from core.api import InvalidRequest, SamplerContext, SampleRows, SamplingParams
 from core.sampling import unserved_params
+from core.testing.byte_tokenizer import ByteTokenizer
 from core.testing.no_readback import no_readback
 
 VOCAB, MAX_SEQS, MAX_LEN = 12, 6, 24
@@ -210,3 +211,13 @@ def test_end_tokens_come_free_with_the_token_that_reaches_the_minimum() -> None:
     history = torch.zeros(MAX_SEQS, MAX_LEN, dtype=torch.int64)
     seen = [processor.apply(torch.zeros(1, VOCAB), sample_rows([1], [n], [1], history)) for n in (1, 2, 3, 4)]
     assert [math.isfinite(logits[0, 7]) for logits in seen] == [False, False, True, True]
+
+
+def test_bad_words_become_tokens_at_the_start_of_a_text_and_after_a_space() -> None:
+    tokenizer = ByteTokenizer()
+    prepared = BadWords.prepare(SamplingParams(bad_words=["no", " no"]), tokenizer)
+    assert prepared.bad_words_token_ids == [tokenizer.encode(text, add_special_tokens=False) for text in ("no", " no")]
+    untouched = SamplingParams()
+    assert BadWords.prepare(untouched, None) is untouched
+    with pytest.raises(InvalidRequest, match="bad_words: there is no tokenizer"):
+        BadWords.prepare(SamplingParams(bad_words=["no"]), None)
