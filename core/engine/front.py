@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from core.config.build import config_from_kwargs, plugins_from_kwargs
 from core.engine.admission import Admission, ModelLimits
 from core.engine.build import build, load
-from core.engine.client import EngineClient, Listener
+from core.engine.loop_thread import Listener
 from core.engine.memory import context_length
 from core.engine.rendering import Prompt, Renderer
 from core.engine.resolve import find_model, resolve
 from core.engine.sinks import Guarded, Sinks
 from core.errors import ConfigError
-from core.plugin import load_plan, make_plan
+from core.plugin import Registry, load_plan, make_plan
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import ChatRenderer, ModelSource, Tokenizer
+    from core.contracts import ChatRenderer, ModelSource
     from core.engine.core import EngineCore
-    from core.plugin import Registry
+    from core.engine.supervised import Supervised
     from core.step import EngineRequest, WorkerInfo
     from core.types import SamplingParams
 
@@ -40,11 +40,6 @@ class Front:
     renderer: Renderer
     admission: Admission
     info: WorkerInfo
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None when it was switched off."""
-        return self.renderer.tokenizer
 
     def admit(
         self, request_id: str, prompt: Prompt, sampling: SamplingParams, priority: int, cache_salt: str = ""
@@ -94,7 +89,7 @@ def open_here(config: EngineConfig, registry: Registry, *, serving: bool) -> tup
 
 def open_apart(
     config: EngineConfig, registry: Registry, listener: Listener, meanwhile: Callable[[], None]
-) -> tuple[Front, EngineClient]:
+) -> tuple[Front, Supervised]:
     """Start an engine in a process of its own, do other things meanwhile, and wait for it. Raises as `open_here`."""
     try:
         from core.engine.supervised import Supervised  # lazy: an engine in this process needs no sockets
@@ -134,13 +129,13 @@ def make_front(
 def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> Renderer:
     """Load tokenizer and chat renderer; either may be absent."""
     if config.model.skip_tokenizer_init:
-        return Renderer(None, None, None)
+        return Renderer(None, None)
     mode = config.model.tokenizer_mode
     tokenizer = load(registry, "tokenizers", source.tokenizer if mode == "auto" else mode)(source, config)
     chat: ChatRenderer | None = None
     if tokenizer is not None and registry.entries("chat_renderers"):
         chat = load(registry, "chat_renderers", "auto")(tokenizer, source, config)
-    return Renderer(tokenizer, chat, config.model.chat_template)
+    return Renderer(tokenizer, chat)
 
 
 def load_sinks(config: EngineConfig, registry: Registry) -> Sinks:

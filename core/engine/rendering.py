@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from core.contracts import ChatRenderer, Tokenizer
 from core.errors import InvalidRequest, did_you_mean
 from core.types import PromptType
-
-if TYPE_CHECKING:
-    from core.contracts import ChatRenderer, Tokenizer
 
 PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
 CHARS_PER_TOKEN: Final = 8
@@ -30,10 +27,9 @@ class Prompt:
 class Renderer:
     """Turns prompts and conversations into token ids."""
 
-    def __init__(self, tokenizer: Tokenizer | None, chat: ChatRenderer | None, chat_template: str | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, chat: ChatRenderer | None) -> None:
         self.tokenizer = tokenizer
         self.chat = chat
-        self._chat_template = _read_template(chat_template)
 
     def prompt(
         self,
@@ -86,8 +82,6 @@ class Renderer:
             raise InvalidRequest(
                 "messages", "this model has no chat renderer; use completions, or load one (`chat_template`)."
             )
-        if options.get("chat_template") is None:
-            options["chat_template"] = self._chat_template
         text = self.chat.render(messages, **options)
         return Prompt(self.encode(text, add_special_tokens=False, max_tokens=max_tokens), text)
 
@@ -118,15 +112,3 @@ def _ids(value: Any) -> list[int]:
     if not isinstance(value, (list, tuple)):
         raise InvalidRequest("prompt", f"must be a text, token ids or a dict of them, not {type(value).__name__}.")
     return list(value)
-
-
-def _read_template(template: str | None) -> str | None:
-    """Return the template text: the argument itself, or the contents of the file it names."""
-    if template is None or "{" in template or "\n" in template:
-        return template
-    path = Path(template)
-    if not path.is_file():
-        raise InvalidRequest(
-            "chat_template", f"{template!r} is neither a template nor a file; give a path or the template text."
-        )
-    return path.read_text(encoding="utf-8")

@@ -32,18 +32,18 @@ class WideTokenizer(CountingTokenizer):
 def test_a_text_far_too_long_is_refused_after_its_beginning() -> None:
     tokenizer = CountingTokenizer()
     with pytest.raises(InvalidRequest, match="has 1000000 characters"):
-        Renderer(tokenizer, None, None).encode("x" * 1_000_000, max_tokens=100)
+        Renderer(tokenizer, None).encode("x" * 1_000_000, max_tokens=100)
     assert tokenizer.read <= 1000
 
 
 def test_a_long_text_of_few_tokens_is_read_whole() -> None:
     text = "x" * 9_000
-    assert len(Renderer(WideTokenizer(), None, None).encode(text, max_tokens=100)) == 90
+    assert len(Renderer(WideTokenizer(), None).encode(text, max_tokens=100)) == 90
 
 
 def test_without_a_limit_every_text_is_read_once() -> None:
     tokenizer = CountingTokenizer()
-    assert len(Renderer(tokenizer, None, None).encode("x" * 5000)) == 5000
+    assert len(Renderer(tokenizer, None).encode("x" * 5000)) == 5000
     assert tokenizer.read == 5000
 
 
@@ -59,7 +59,7 @@ def test_without_a_limit_every_text_is_read_once() -> None:
     ],
 )
 def test_forms_of_prompts(prompt: Any, expected: Prompt) -> None:
-    assert Renderer(ByteTokenizer(), None, None).prompt(prompt) == expected
+    assert Renderer(ByteTokenizer(), None).prompt(prompt) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_forms_of_prompts(prompt: Any, expected: Prompt) -> None:
 )
 def test_prompts_that_would_be_misread_are_refused(prompt: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        Renderer(ByteTokenizer(), None, None).prompt(prompt)
+        Renderer(ByteTokenizer(), None).prompt(prompt)
     assert refused.value.field == field
 
 
 def test_an_unknown_key_names_the_nearest() -> None:
     ids: Sequence[int] = [1]
     with pytest.raises(InvalidRequest, match="did you mean 'prompt_token_ids'"):
-        Renderer(ByteTokenizer(), None, None).prompt({"prompt_tokens_ids": ids})
+        Renderer(ByteTokenizer(), None).prompt({"prompt_tokens_ids": ids})
