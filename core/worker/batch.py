@@ -83,11 +83,6 @@ class Batch:
         self._tables[group][row, have : have + len(blocks)] = blocks
         self._table_lens[group][row] = have + len(blocks)
 
-    def table(self, row: int, group: int) -> list[int]:
-        """Return one row's block table."""
-        table: list[int] = self._tables[group][row, : self._table_lens[group][row]].tolist()
-        return table
-
     def inputs(self, plan: StepPlan) -> StepInputs:
         """Return, once per plan, the step's tokens and, per KV group, where their keys and values are."""
         steady, row_ends = len(plan.steady), self._ends

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from core.contracts import ForwardBatch, RunnerExtension, SampleRows
-    from core.plugin.blame import Blame
+from core.contracts import ForwardBatch, RunnerExtension, SampleRows
+from core.plugin.blame import Blame
 
 
 class Extensions:

@@ -6,26 +6,24 @@ Every fault of a checkpoint leaves here as one `ModelError` block: what is wrong
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-from core.contracts import BuildContext
+from core.config import EngineConfig
+from core.contracts import AttentionBackend, BuildContext, Model, ModelSource, ModuleSpec, QuantMethod, WeightLoader
 from core.errors import ModelError, did_you_mean
 from core.model_spec import DecoderSpec
 from core.nn.decoder import Decoder
+from core.nn.parallel import ParallelGroup, Pipeline
 from core.ops.table import OpTable
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.contracts import AttentionBackend, Model, ModelSource, ModuleSpec, QuantMethod, WeightLoader
-    from core.nn.parallel import ParallelGroup, Pipeline
-    from core.plugin import Registered, Registry
+from core.plugin import Registered, Registry
 
 log = logging.getLogger(__name__)
 
@@ -159,9 +157,11 @@ def _expect(loader: WeightLoader, model: Model) -> None:
 
 
 def _shown(loader: WeightLoader, wanted: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the loader's tensors, with a progress bar where one is wanted and standard error is a terminal."""
-    total, disable = loader.total_bytes() or None, None if wanted else True
-    with tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=disable) as bar:
+    """Yield the loader's tensors, with a progress bar when somebody watches."""
+    if not wanted or not sys.stderr.isatty():
+        yield from loader.tensors()
+        return
+    with tqdm(total=loader.total_bytes() or None, unit="B", unit_scale=True, desc="loading weights") as bar:
         for name, tensor in loader.tensors():
             yield name, tensor
             bar.update(tensor.nbytes)

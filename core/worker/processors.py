@@ -5,15 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-from core.contracts import SampleRows
+from core.contracts import LogitsProcessor, SampleRows
 from core.step import NewRow
-
-if TYPE_CHECKING:
-    from core.contracts import LogitsProcessor
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +31,10 @@ class Processors:
 
     def __init__(self, active: Sequence[Active]) -> None:
         self._all = tuple(active)
-        self._shaping = tuple(a for a in active if not a.processor.argmax_invariant)
-        self._trimming = tuple(a for a in active if a.processor.argmax_invariant)
+        self.shaping = tuple(a for a in active if not a.processor.argmax_invariant)
+        """Those that can change the best token."""
+        self.trimming = tuple(a for a in active if a.processor.argmax_invariant)
+        """Those that never do; greedy rows do without."""
 
     def added(self, new: NewRow) -> str | None:
         """Tell the processors of a new row; return why the request failed, if one of them did."""
@@ -63,20 +61,11 @@ class Processors:
                 except Exception as error:  # noqa: BLE001 - plugin code; the request has left, so none is failed
                     log.error("%s", active.explain(error, None))
 
-    def shape(
-        self, logits: torch.Tensor, rows: SampleRows, names: Sequence[str]
-    ) -> tuple[torch.Tensor, dict[int, str]]:
-        """Run what can change the best token. Returns the logits and the rows that failed, by row."""
-        return self._run(self._shaping, logits, rows, names)
-
-    def trim(self, logits: torch.Tensor, rows: SampleRows, names: Sequence[str]) -> tuple[torch.Tensor, dict[int, str]]:
-        """Run what never changes the best token; greedy rows do without."""
-        return self._run(self._trimming, logits, rows, names)
-
     @staticmethod
-    def _run(
+    def run(
         chosen: Sequence[Active], logits: torch.Tensor, rows: SampleRows, names: Sequence[str]
     ) -> tuple[torch.Tensor, dict[int, str]]:
+        """Run some of the processors. Returns the logits and the rows that failed, by row."""
         errors: dict[int, str] = {}
         for active in chosen:
             if not active.rows:

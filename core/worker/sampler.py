@@ -2,18 +2,19 @@
 
 The token is the inverse of the cumulative distribution at that number, in vocabulary order. What a row gets
 depends on its own logits, parameters, seed and position: no step takes another path because of its neighbours.
+
+The numbers are SplitMix64 (Steele, Lea, Flood 2014) over a mixed seed, alike on every device; integer arithmetic wraps
+modulo 2**64, which signed 64-bit tensors do as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from core.types import SamplingParams
-from core.worker.noise import uniform
 
 SORTED: Final = 1024
 """Up to this top-k the candidates are sorted, and the nucleus is found among them; beyond it by bisection."""
@@ -23,15 +24,13 @@ SPAN: Final = 128
 """Neighbouring tokens that are reduced to one number first: the next step, over spans, is then cheap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """How the rows of one step choose; lists are parallel to the logits' rows."""
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
 
-    sampling: list[SamplingParams]
-    seeds: torch.Tensor
-    """[n] int64."""
-    positions: torch.Tensor
-    """[n] int64: position of the token being chosen."""
+
+GOLDEN: Final = _signed(0x9E3779B97F4A7C15)
+FIRST: Final = _signed(0xBF58476D1CE4E5B9)
+SECOND: Final = _signed(0x94D049BB133111EB)
 
 
 def random_rows(sampling: list[SamplingParams]) -> list[int]:
@@ -80,11 +79,14 @@ def truncate(logits: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tens
     return logits
 
 
-def draw(logits: torch.Tensor, how: Draw) -> torch.Tensor:
-    """Return one token per row, [n] int64, from final logits [n, vocab]; excluded tokens are at -inf."""
+def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return one token per row, [n] int64, from final logits [n, vocab]; excluded tokens are at -inf.
+
+    `seeds` and `positions` (of the tokens being chosen) are [n] int64.
+    """
     weights = logits.softmax(dim=-1)
     ends = _by_span(weights, lambda part: part.sum(dim=-1)).cumsum(dim=-1, dtype=torch.float64)  # [n, spans]
-    target = uniform(how.seeds, how.positions)[:, None] * ends[:, -1:]
+    target = uniform(seeds, positions)[:, None] * ends[:, -1:]
     span = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[-1] - 1)  # [n, 1]
     rest = target - torch.where(span > 0, ends.gather(1, (span - 1).clamp(min=0)), 0.0)
     inside = _inside(weights, span).cumsum(dim=-1, dtype=torch.float64)  # [n, SPAN]
@@ -149,3 +151,21 @@ def _floor_by_bisection(weights: torch.Tensor, wanted: torch.Tensor) -> torch.Te
         enough = kept.mul_(weights).sum(dim=-1, keepdim=True) >= wanted
         low, high = middle.where(enough, low), high.where(enough, middle)
     return low.view(torch.float32)
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return numbers in [0, 1), float64 [n], for int64 seeds and positions [n]."""
+    mixed = _mix(_mix(seeds) + positions * GOLDEN)
+    return _shift(mixed, 11).to(torch.float64) * 2.0**-53
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = x + GOLDEN
+    x = (x ^ _shift(x, 30)) * FIRST
+    x = (x ^ _shift(x, 27)) * SECOND
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift right without sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

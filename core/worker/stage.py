@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from core.config.sections import LogprobsMode
-from core.contracts import SampleRows
+from core.contracts import Model, SampleRows
 from core.step import NewRow, StepPlan
 from core.types import SamplingParams
-from core.worker.logprobs import Gathered, gather
 from core.worker.processors import Processors, select
-from core.worker.result import PendingResult
-from core.worker.sampler import Draw, apply_temperature, best_tokens, draw, random_rows, truncate
+from core.worker.result import Gathered, PendingResult, gather
+from core.worker.sampler import apply_temperature, best_tokens, draw, random_rows, truncate
 
 if TYPE_CHECKING:
-    from core.contracts import Model
     from core.worker.batch import Batch, StepInputs
     from core.worker.extensions import Extensions
 
@@ -67,7 +65,7 @@ class SamplingStage:
         asked = [i for i, params in enumerate(sampling) if params.logprobs is not None]
         raw = logits[asked] if asked else None  # a copy: processors may change logits in place
         logits = self._extensions.before_sample(logits, rows, payloads)
-        logits, failed = self.processors.shape(logits, rows, names)
+        logits, failed = self.processors.run(self.processors.shaping, logits, rows, names)
         pending.errors |= failed
         scored = self._mode.startswith("processed") and bool(asked)
         tokens, values, final = self._choose(logits, rows, sampling, names, pending, scored)
@@ -96,10 +94,10 @@ class SamplingStage:
         part = select(rows, random)
         params = [sampling[i] for i in random]
         scaled = apply_temperature(logits if len(random) == len(sampling) else logits[random], params)
-        scaled, failed = self.processors.trim(scaled, part, [names[i] for i in random])
+        scaled, failed = self.processors.run(self.processors.trimming, scaled, part, [names[i] for i in random])
         pending.errors |= failed
         scaled = truncate(scaled, params)
-        drawn = draw(scaled, Draw(params, self._batch.seeds[part.row_index], part.length_index))
+        drawn = draw(scaled, self._batch.seeds[part.row_index], part.length_index)
         chances = scaled.gather(1, drawn[:, None])[:, 0]
         if len(random) == len(sampling):
             return drawn, chances, scaled

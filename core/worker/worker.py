@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from core.contracts import ForwardBatch, SamplerContext
+from core.config import EngineConfig
+from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, SamplerContext
 from core.errors import EngineError
 from core.kv_spec import KVLayout
 from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
+from core.plugin import Registered, Registry
 from core.step import StepPlan, WorkerInfo
 from core.worker.batch import Batch, StepInputs
 from core.worker.extensions import Extensions
@@ -20,11 +22,6 @@ from core.worker.loading import load_model, read_spec
 from core.worker.processors import Active, Processors
 from core.worker.result import PendingResult
 from core.worker.stage import SamplingStage
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.contracts import AttentionBackend, Model, ModelSource, Platform
-    from core.plugin import Registered, Registry
 
 log = logging.getLogger(__name__)
 

@@ -120,5 +120,7 @@ def test_after_random_plans_the_batch_equals_a_naive_rebuild(seed: int, steps: i
             naive.sampled(plan, batch)
         for row, held in naive.held.items():
             assert batch.token_ids[row, : len(held.tokens)].tolist() == held.tokens
-            assert [batch.table(row, group) for group in range(len(SIZES))] == held.tables
+            assert [
+                batch._tables[group][row, : batch._table_lens[group][row]].tolist() for group in range(len(SIZES))
+            ] == held.tables
         assert [row for row in range(ROWS) if batch.requests[row] is not None] == sorted(naive.held)

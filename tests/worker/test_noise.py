@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from core.worker.noise import uniform
+from core.worker.sampler import uniform
 
 MASK = 2**64 - 1
 

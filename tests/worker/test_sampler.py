@@ -9,7 +9,7 @@ import torch
 
 from core.testing.no_readback import no_readback
 from core.types import SamplingParams
-from core.worker.sampler import Draw, apply_temperature, best_tokens, draw, random_rows, truncate
+from core.worker.sampler import apply_temperature, best_tokens, draw, random_rows, truncate
 
 INF = float("inf")
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(1)) * 1.5
@@ -19,7 +19,7 @@ def sample(logits: torch.Tensor, sampling: list[SamplingParams], seeds: torch.Te
     """Return one token per row at position 5."""
     with no_readback():
         final = truncate(apply_temperature(logits.clone(), sampling), sampling)
-        return draw(final, Draw(sampling, seeds, torch.full_like(seeds, 5)))
+        return draw(final, seeds, torch.full_like(seeds, 5))
 
 
 def distribution(logits: torch.Tensor, params: SamplingParams) -> list[float]:
