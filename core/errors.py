@@ -61,6 +61,14 @@ class ProcessFrozen(ProcessKilled):
     """A process of the engine gave no sign of life for too long and was killed for it."""
 
 
+def error_called(kind: str, message: str) -> EngineError | None:
+    """Return an exception of ours by the name of its class; None if it is none, or needs more than a message."""
+    ours = globals().get(kind)
+    if not (isinstance(ours, type) and issubclass(ours, EngineError)) or ours is InvalidRequest:
+        return None
+    return ours(message)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

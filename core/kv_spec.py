@@ -67,7 +67,12 @@ class PoolLayout(msgspec.Struct, frozen=True):
     slot_bytes: int
     """Bytes of one block in one layer slot."""
     num_slots: int
-    """Layer slots per block: a block takes slot_bytes * num_slots in all."""
+    """Layer slots per block."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layer slots."""
+        return self.slot_bytes * self.num_slots
 
 
 class KVLayout(msgspec.Struct, frozen=True):

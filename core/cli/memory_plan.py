@@ -66,7 +66,7 @@ class MemoryPlan:
     @property
     def layout_bytes(self) -> int:
         """Bytes of the whole cache, of one rank of each stage."""
-        return sum(pool.num_blocks * pool.slot_bytes * pool.num_slots for pool in self.layout.pools)
+        return sum(pool.num_blocks * pool.block_bytes for pool in self.layout.pools)
 
     @property
     def short_bytes(self) -> int:
@@ -81,7 +81,7 @@ class MemoryPlan:
         """Return the bytes of the smallest cache that holds one request of `num_tokens`."""
         needs = _needs(self.layout, num_tokens, self.config.scheduler.max_num_batched_tokens or num_tokens)
         pools = zip(self.layout.pools, needs, strict=True)
-        return sum((need + NULL_BLOCKS) * pool.slot_bytes * pool.num_slots for pool, need in pools)
+        return sum((need + NULL_BLOCKS) * pool.block_bytes for pool, need in pools)
 
     def requests_at_once(self, num_tokens: int) -> int:
         """Return how many requests of `num_tokens` run at once, one of them with a whole step being computed."""

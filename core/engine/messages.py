@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from core import errors
 from core.config import EngineConfig
 from core.contracts import StepStats
+from core.errors import EngineError, InvalidRequest, error_called
 from core.process.messages import Beat, Failed, Stage
 from core.step import EngineRequest, StepNews, WorkerInfo
 
@@ -47,18 +47,15 @@ class Fault(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, error: BaseException) -> Fault:
         """Describe an exception."""
-        if isinstance(error, errors.InvalidRequest):
+        if isinstance(error, InvalidRequest):
             return cls("InvalidRequest", str(error).removeprefix(f"{error.field}: "), error.field)
         return cls(type(error).__name__, str(error))
 
-    def error(self) -> errors.EngineError:
+    def error(self) -> EngineError:
         """Return the exception again; one that is not ours as an `EngineError` that names it."""
         if self.field is not None:
-            return errors.InvalidRequest(self.field, self.message)
-        ours = getattr(errors, self.kind, None)
-        if isinstance(ours, type) and issubclass(ours, errors.EngineError):
-            return ours(self.message)
-        return errors.EngineError(f"{self.kind}: {self.message}")
+            return InvalidRequest(self.field, self.message)
+        return error_called(self.kind, self.message) or EngineError(f"{self.kind}: {self.message}")
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

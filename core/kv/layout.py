@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from core.errors import ConfigError
 from core.kv.reach import peak_blocks
 from core.kv_spec import GroupLayout, KVLayout, KVSpec, LayerKV, PoolLayout
@@ -47,16 +49,13 @@ def plan_layout(
         sizes = [max(1, num_blocks * need // sum(needs)) for need in needs]
         _check_fits(needs, sizes, pools, max_model_len, f"--num-gpu-blocks-override {num_blocks}")
     else:
-        sizes = _divide(memory_bytes, needs, [pool.slot_bytes * pool.num_slots for pool in pools])
+        sizes = _divide(memory_bytes, needs, [pool.block_bytes for pool in pools])
         _check_fits(needs, sizes, pools, max_model_len, f"the KV memory of {_gib(memory_bytes)}")
         most = [max(USEFUL_BLOCKS, CACHED_REQUESTS * max_num_seqs * need) for need in needs]
         sizes = [min(size, limit) for size, limit in zip(sizes, most, strict=True)]
     return KVLayout(
         groups=groups,
-        pools=[
-            PoolLayout(size + NULL_BLOCKS, pool.slot_bytes, pool.num_slots)
-            for pool, size in zip(pools, sizes, strict=True)
-        ],
+        pools=[replace(pool, num_blocks=size + NULL_BLOCKS) for pool, size in zip(pools, sizes, strict=True)],
         hash_block_size=math.gcd(*(group.block_size for group in groups)) or block_size,
     )
 
@@ -95,8 +94,7 @@ def _check_fits(
 ) -> None:
     if all(size >= need for need, size in zip(needs, sizes, strict=True)):
         return
-    block_bytes = [pool.slot_bytes * pool.num_slots for pool in pools]
-    wanted = sum((need + NULL_BLOCKS) * size for need, size in zip(needs, block_bytes, strict=True))
+    wanted = sum((need + NULL_BLOCKS) * pool.block_bytes for need, pool in zip(needs, pools, strict=True))
     raise ConfigError(
         f"one request of --max-model-len {max_model_len} tokens needs {sum(needs)} KV blocks ({_gib(wanted)}), "
         f"but {have} gives {sum(sizes)}. Lower --max-model-len, or raise --kv-cache-memory-bytes, "

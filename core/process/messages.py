@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from core import errors
 from core.config import EngineConfig
+from core.errors import EngineError, error_called
 from core.plugin import PluginPlan
 
 
@@ -46,13 +46,11 @@ class Failed(msgspec.Struct, kw_only=True, frozen=True, tag=True):
     """Name of the exception's class."""
     message: str
 
-    def error(self) -> errors.EngineError:
+    def error(self) -> EngineError:
         """Return the exception to raise where the process was started: of the same class, if it is one of ours."""
-        ours = getattr(errors, self.kind, None)
         where = f"  stage: {self.stage}, in process {self.process!r}"
-        if isinstance(ours, type) and issubclass(ours, errors.EngineError) and ours is not errors.InvalidRequest:
-            return ours(f"{self.message}\n{where}")
-        return errors.EngineError(f"process {self.process!r} has failed\n{where}\n  cause: {self.kind}: {self.message}")
+        unknown = f"process {self.process!r} has failed\n{where}\n  cause: {self.kind}: {self.message}"
+        return error_called(self.kind, f"{self.message}\n{where}") or EngineError(unknown)
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
