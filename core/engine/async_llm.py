@@ -10,13 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from core.contracts import StepStats
-from core.engine.client import EngineClient, Listener, State
 from core.engine.front import Front, load_from_kwargs, load_sinks, open_apart, open_here, served_names
-from core.engine.loop_thread import LoopThread
+from core.engine.loop_thread import Listener, LoopThread, State
 from core.engine.mailbox import Mailbox
-from core.engine.measure import Meter
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
+from core.engine.sinks import Meter
 from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
 from core.step import EngineRequest, RequestDelta, StepNews
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
@@ -24,6 +23,7 @@ from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingPar
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.engine.core import EngineCore
+    from core.engine.supervised import Supervised
     from core.plugin import Registry
 
 LONG_TEXT_CHARS = 8192
@@ -59,15 +59,15 @@ class AsyncLLM:
         """The metric sinks."""
         self._meter = Meter(self.sinks) if self.sinks.guarded else None
         listener = Listener(self._deliver_soon, self._observe, self._died_soon, self._started)
-        self._client: EngineClient
+        self._client: LoopThread | Supervised
         if config.service.disable_frontend_multiprocessing:
             meanwhile()
             self._client = loop = LoopThread(partial(self._open_here, config, registry), listener)
             loop.start()
         else:
             self._front, self._client = open_apart(config, registry, listener, meanwhile)
-        self._outputs = OutputProcessor(self._front.tokenizer, self._meter)
         self._show(self._front)
+        self._outputs = OutputProcessor(self.tokenizer, self._meter, self.config.scheduler.stream_interval)
         self.sinks.ready(self.config)
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
 
@@ -83,7 +83,7 @@ class AsyncLLM:
         """The loaded plugins."""
         self.source = front.source
         """The model that is served."""
-        self.tokenizer = front.tokenizer
+        self.tokenizer = front.renderer.tokenizer
         """The model's tokenizer."""
         self.renderer = front.renderer.chat
         """The chat renderer, where there is one."""
@@ -173,8 +173,7 @@ class AsyncLLM:
         if self._mailboxes and self._event_loop is not running:
             raise RuntimeError("requests of another event loop are open; use one event loop for one engine.")
         self._event_loop = running
-        interval = self.config.scheduler.stream_interval
-        self._outputs.add(request_id, prompt.text, requests, sampling, stream_interval=interval)
+        self._outputs.add(request_id, prompt.text, requests, sampling)
         mailbox = self._mailboxes[request_id] = Mailbox(sampling.output_kind is RequestOutputKind.DELTA)
         return mailbox
 

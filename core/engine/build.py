@@ -6,21 +6,19 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from core.config import EngineConfig
+from core.contracts import Executor, ModelSource, SchedulingPolicy
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
 from core.kv import KVManager
 from core.kv.layout import NULL_BLOCKS
+from core.kv_spec import KVLayout
+from core.plugin import Registry
 from core.scheduler import Journal, Scheduler, SchedulerLimits
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.contracts import Executor, ModelSource, SchedulingPolicy
-    from core.kv_spec import KVLayout
-    from core.plugin import Registry
-    from core.step import WorkerInfo
+from core.step import WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +77,8 @@ def _make_core(
         long_prefill_token_threshold=section.long_prefill_token_threshold,
     )
     policy: SchedulingPolicy | None = None
-    if registry.entries("scheduling_policies"):
+    if registry.entries("scheduling_policies") or section.scheduling_policy != "fcfs":
         policy = load(registry, "scheduling_policies", section.scheduling_policy)()
-    elif section.scheduling_policy != "fcfs":
-        registry.choose("scheduling_policies", section.scheduling_policy)  # raises, naming what is missing
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
     journal = None if section.journal is None else Journal(section.journal, scheduler)

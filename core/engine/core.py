@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from core.contracts import StepStats
+from core.contracts import Executor, StepStats
 from core.errors import EngineDead, EngineError, QueueFull
 from core.step import EngineRequest, RequestDelta, StepNews, StepPlan
 
 if TYPE_CHECKING:
-    from core.contracts import Executor
     from core.scheduler import Journal, Scheduler
     from core.scheduler.journal import Kind
 
@@ -65,7 +64,9 @@ class EngineCore:
         scheduler, most = self.scheduler, self._max_waiting
         seats = scheduler.limits.max_num_seqs - scheduler.num_running
         if most is not None and not resumed and scheduler.num_waiting >= most + seats:
-            raise QueueFull(f"all places are taken and no more than {most} may wait (--max-waiting); send it again later.")
+            raise QueueFull(
+                f"all places are taken and no more than {most} may wait (--max-waiting); send it again later."
+            )
         added: list[str] = []
         try:
             for request in requests:
@@ -86,7 +87,7 @@ class EngineCore:
                 deltas.append(delta)
         if deltas and not self.has_work and self.observe is not None:
             # No step follows that would say that nothing runs any more.
-            self.observe(self._state(0.0))
+            self.observe(self._stats())
         return deltas
 
     def wake(self, request_id: str) -> None:
@@ -128,7 +129,7 @@ class EngineCore:
         self._record("result", result)
         self.num_steps += 1
         if self.observe is not None:
-            self.observe(self._stats(plan, self._clock() - started))
+            self.observe(self._stats(self._clock() - started, plan))
         return news
 
     def _submit_plans(self) -> None:
@@ -164,27 +165,19 @@ class EngineCore:
         if self._journal is not None:
             self._journal.record(kind, self._clock(), data)
 
-    def _stats(self, plan: StepPlan, step_s: float) -> StepStats:
-        stats = self._state(step_s)
-        new = self.scheduler.take_counters()
-        stats.computed_tokens = plan.num_tokens
-        stats.cached_tokens = new.cached_tokens
-        stats.queried_tokens = new.queried_tokens
-        stats.preemptions = new.preemptions
+    def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:
+        """Return the numbers of a step, or how things stand without one; what was counted goes with a step."""
+        scheduler = self.scheduler
+        stats = StepStats(step_s, scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage)
+        if plan is not None:
+            new = scheduler.take_counters()
+            stats.computed_tokens, stats.cached_tokens = plan.num_tokens, new.cached_tokens
+            stats.queried_tokens, stats.preemptions = new.queried_tokens, new.preemptions
         return stats
-
-    def _state(self, step_s: float) -> StepStats:
-        return StepStats(
-            step_s=step_s,
-            num_running=self.scheduler.num_running,
-            num_waiting=self.scheduler.num_waiting,
-            kv_usage=self.scheduler.kv_usage,
-        )
 
     def silence_s(self) -> float:
         """Return for how long the most silent of the executor's processes has given no sign of life."""
-        silence: Callable[[], float] = getattr(self._executor, "silence_s", float)
-        return silence()
+        return float(getattr(self._executor, "silence_s", float)())
 
     def shutdown(self) -> None:
         """Release the workers and close the journal; safe to call twice."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from core.contracts import Tokenizer
+from core.contracts import Tokenizer
 
 CONTEXT_TOKENS: Final = 6
 """Prompt tokens decoded along with the first output, because leading spaces depend on what stands before."""
@@ -42,26 +41,24 @@ class Detokenizer:
             pending = len(self._window) - self._read
             if text.endswith(UNFINISHED) and pending <= MAX_PENDING:
                 continue
-            out.append(text[self._shown :])
-            self._show(text)
+            out.append(self._show(text))
         return "".join(out)
 
     def flush(self) -> str:
         """Return what was held back; the sequence has ended."""
         if self._read == len(self._window):
             return ""
-        text = self._tokenizer.decode(self._window, self._skip_special)
-        rest = text[self._shown :]
-        self._show(text)
-        return rest
+        return self._show(self._tokenizer.decode(self._window, self._skip_special))
 
-    def _show(self, text: str) -> None:
-        """Everything in the window is shown; trim it now and then, so that a token costs constant time."""
+    def _show(self, text: str) -> str:
+        """Return what is new in the window's text; trim the window now and then: a token costs constant time."""
+        new = text[self._shown :]
         if len(self._window) > 4 * CONTEXT_TOKENS:
             del self._window[:-CONTEXT_TOKENS]
             text = self._tokenizer.decode(self._window, self._skip_special)
         self._read = len(self._window)
         self._shown = len(text)
+        return new
 
 
 class StopTexts:

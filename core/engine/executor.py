@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
+from core.config import EngineConfig
+from core.contracts import ModelSource
 from core.kv_spec import KVLayout
+from core.plugin import Registry
 from core.step import StepPlan, StepResult, WorkerInfo
 from core.worker import Worker
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.contracts import ModelSource
-    from core.plugin import Registry
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
+from typing import Self
 
 
 class Interrupts:
-    """Remembers a Ctrl-C until it may be raised."""
+    """Holds Ctrl-C back until `check`. A handler of the caller's own, and other threads, are left as they are."""
 
     def __init__(self) -> None:
         self._pending = False
+        main = threading.current_thread() is threading.main_thread()
+        self._ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def __enter__(self) -> Self:
+        if self._ours:
+            signal.signal(signal.SIGINT, self._remember)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if kind is None:
+            self.check()
 
     def check(self) -> None:
         """Raise `KeyboardInterrupt` if Ctrl-C was pressed since the last call."""
@@ -21,27 +33,8 @@ class Interrupts:
             self._pending = False
             raise KeyboardInterrupt
 
-    def remember(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler. The second Ctrl-C is raised at once: a step that hangs must not hold its user."""
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal. The second Ctrl-C is raised at once: a step that hangs must not hold its user."""
         if self._pending:
             signal.default_int_handler(number, frame)
         self._pending = True
-
-
-@contextmanager
-def held_back() -> Iterator[Interrupts]:
-    """Hold Ctrl-C back until `check`. A handler of the caller's own, and other threads, are left as they are."""
-    interrupts = Interrupts()
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if not ours:
-        yield interrupts
-        return
-    signal.signal(signal.SIGINT, interrupts.remember)
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupts.check()

@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from types import SimpleNamespace
+from typing import Any, Self, TypeVar
 
+from core.config import EngineConfig
+from core.contracts import Tokenizer
 from core.engine.front import load_from_kwargs, open_here
-from core.engine.interrupts import Interrupts, held_back
+from core.engine.interrupts import Interrupts
 from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
 from core.errors import InvalidRequest
+from core.plugin import Registry
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.contracts import Tokenizer
-    from core.plugin import Registry
 
 Conversation = Sequence[Mapping[str, Any]]
 Progress = bool | Callable[..., Any]
@@ -48,8 +46,11 @@ class LLM:
         return llm
 
     def _open(self, config: EngineConfig, registry: Registry) -> None:
-        self._front, self._core = open_here(config, registry, serving=False)
-        self._outputs = OutputProcessor(self._front.tokenizer)
+        self._front, self.core = open_here(config, registry, serving=False)
+        """The engine core is for tests and tools."""
+        self.config = self._front.config
+        """The configuration in force, every automatic value decided."""
+        self._outputs = OutputProcessor(self._front.renderer.tokenizer)
         self._ids = itertools.count()
 
     # --- generation
@@ -106,7 +107,7 @@ class LLM:
         params = self._params(sampling_params, len(prompts))
         ranks = [0] * len(prompts) if priority is None else _one_each("priority", priority, len(prompts))
         ids = [str(next(self._ids)) for _ in prompts]
-        with held_back() as interrupts:
+        with Interrupts() as interrupts:
             try:
                 for request_id, prompt, sampling, rank in zip(ids, prompts, params, ranks, strict=True):
                     self.add_request(request_id, prompt, sampling, priority=rank)
@@ -122,13 +123,11 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
-            listed = [sampling_params] * count
-        else:
-            listed = _one_each("sampling_params", sampling_params, count)
-            for params in listed:
-                if not isinstance(params, SamplingParams):
-                    raise InvalidRequest("sampling_params", f"must be SamplingParams, not {params!r}.")
-        return [p.clone(output_kind=RequestOutputKind.FINAL_ONLY) for p in listed]
+            sampling_params = [sampling_params] * count
+        final = RequestOutputKind.FINAL_ONLY
+        listed: list[Any] = _one_each("sampling_params", sampling_params, count)
+        # What is no SamplingParams is refused with everything else that is, at admission.
+        return [p.clone(output_kind=final) if isinstance(p, SamplingParams) else p for p in listed]
 
     def _drain(self, count: int, use_tqdm: Progress, interrupts: Interrupts) -> Iterable[RequestOutput]:
         bar = _progress_bar(use_tqdm, count)
@@ -157,41 +156,31 @@ class LLM:
             raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
         ready = prompt if isinstance(prompt, Prompt) else self._front.renderer.prompt(prompt)
         requests = self._front.admit(request_id, ready, sampling_params, priority)
-        self._core.add(requests)
+        self.core.add(requests)
         self._outputs.add(request_id, ready.text, requests, sampling_params)
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return the outputs that changed, as each request's `output_kind` says."""
-        outputs, aborts = self._outputs.process(self._core.step(), time.monotonic())
+        outputs, aborts = self._outputs.process(self.core.step(), time.monotonic())
         if aborts:
-            self._core.abort(aborts)
+            self.core.abort(aborts)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
         """Say whether `step` has anything left to do."""
-        return self._core.has_work
+        return self.core.has_work
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; unknown ids are passed over."""
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
-            self._core.abort(self._outputs.engine_ids(request_id))
+            self.core.abort(self._outputs.engine_ids(request_id))
             self._outputs.drop(request_id)
 
     # --- around it
 
-    @property
-    def config(self) -> EngineConfig:
-        """The configuration in force, every automatic value decided."""
-        return self._front.config
-
-    @property
-    def core(self) -> Any:
-        """The engine core, for tests and tools."""
-        return self._core
-
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the model's tokenizer."""
-        return self._front.tokenizer
+        return self._front.renderer.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters the model's generation config asks for."""
@@ -199,31 +188,23 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
-        return self._core.reset_prefix_cache()
+        return self.core.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Release the model and its workers; safe to call twice."""
-        self._core.shutdown()
+        self.core.shutdown()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended_by: object) -> None:
         self.shutdown()
-
-
-class _NoBar:
-    def update(self, count: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _progress_bar(use_tqdm: Progress, total: int) -> Any:
     """Return a tqdm bar, what the caller's own factory makes, or something silent."""
     if not use_tqdm or total == 0:
-        return _NoBar()
+        return SimpleNamespace(update=lambda count: None, close=lambda: None)
     if callable(use_tqdm):
         return use_tqdm(total=total, desc="Processed prompts", unit="req")
     from tqdm import tqdm  # lazy: only interactive use needs it

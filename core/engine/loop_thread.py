@@ -1,4 +1,7 @@
-"""The thread that owns an `EngineCore`: takes calls, steps while there is work, hands on what each step brings."""
+"""The thread that owns an `EngineCore`: takes calls, steps while there is work, hands on what each step brings.
+
+`Supervised` is driven alike and tells the same listener; its engine has a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,50 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from core.engine.client import SLOW_STEP_S, EngineStatus, Listener
+from core.contracts import StepStats
 from core.errors import EngineDead
+from core.step import EngineRequest, RequestDelta, StepNews
 
 if TYPE_CHECKING:
     from core.engine.core import EngineCore
-    from core.step import EngineRequest, RequestDelta
 
 log = logging.getLogger(__name__)
 
 Command = tuple[Callable[[], Any] | None, "Future[Any]"]
+State = Literal["starting", "ready", "stalled", "restarting", "dead"]
+
+STALLED_S: Final = 3.0
+"""Without a sign of life for so long, an engine is not ready."""
+SLOW_STEP_S: Final = 60.0
+"""Nor is one whose step takes longer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears of the engine; each is called from a thread of the client."""
+
+    deliver: Callable[[StepNews], None]
+    """What became known of requests; empty after a step that brought nothing."""
+    observe: Callable[[StepStats], None] | None
+    """The numbers of each step, where somebody wants them."""
+    died: Callable[[BaseException], None]
+    """The engine has ended and is not coming back."""
+    started: Callable[[list[str]], None]
+    """The requests that the step which begins now is the first to compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What probes show."""
+
+    state: State
+    reason: str = ""
+    beat_age_s: float = 0.0
+    """Seconds since the last sign of life."""
+    restarts: int = 0
 
 
 class LoopThread:
@@ -53,15 +88,15 @@ class LoopThread:
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
-        """Queue the sequences of one request."""
+        """Queue the sequences of one request: all of them or none. The futures raise what the engine says against it."""
         return self._call(lambda: self._core.add(requests, resumed=resumed))
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
-        """End requests."""
+        """End requests in whatever state they are."""
         return self._call(lambda: self._core.abort(request_ids))
 
     def reset_prefix_cache(self) -> Future[bool]:
-        """Forget cached prompt beginnings."""
+        """Forget cached prompt beginnings; False, and nothing is done, while blocks are in use."""
         return self._call(lambda: self._core.reset_prefix_cache())
 
     def status(self) -> EngineStatus:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from core.config import EngineConfig
 from core.errors import ConfigError
 from core.kv import plan_layout
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.kv_spec import KVLayout
-    from core.step import WorkerInfo
+from core.kv_spec import KVLayout
+from core.step import WorkerInfo
 
 log = logging.getLogger(__name__)
 

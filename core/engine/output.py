@@ -23,7 +23,7 @@ from core.types import (
 
 if TYPE_CHECKING:
     from core.contracts import Tokenizer
-    from core.engine.measure import Meter
+    from core.engine.sinks import Meter
 
 
 @dataclass(slots=True)
@@ -59,7 +59,6 @@ class ClientRequest:
     sequences: dict[str, Sequenced]
     """By engine request id."""
     arrival_s: float
-    stream_interval: int = 1
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int | None = None
     started_s: float | None = None
@@ -77,9 +76,10 @@ class ClientRequest:
 class OutputProcessor:
     """Keeps the open requests and turns deltas into `RequestOutput`s."""
 
-    def __init__(self, tokenizer: Tokenizer | None, meter: Meter | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, meter: Meter | None = None, stream_interval: int = 1) -> None:
         self._tokenizer = tokenizer
         self._meter = meter
+        self._stream_interval = stream_interval
         self._by_engine_id: dict[str, ClientRequest] = {}
         self._by_request_id: dict[str, ClientRequest] = {}
         self._token_texts: dict[int, str] = {}
@@ -91,13 +91,7 @@ class OutputProcessor:
         return request_id in self._by_request_id
 
     def add(
-        self,
-        request_id: str,
-        prompt: str | None,
-        requests: Sequence[EngineRequest],
-        sampling: SamplingParams,
-        *,
-        stream_interval: int = 1,
+        self, request_id: str, prompt: str | None, requests: Sequence[EngineRequest], sampling: SamplingParams
     ) -> ClientRequest:
         """Start to follow a request that was fanned out to one engine request per sequence."""
         first = requests[0]
@@ -108,7 +102,6 @@ class OutputProcessor:
             sampling=sampling,
             sequences={r.request_id: self._sequence(i, r) for i, r in enumerate(requests)},
             arrival_s=first.arrival_s,
-            stream_interval=stream_interval,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
             num_open=len(requests),
         )
@@ -119,9 +112,8 @@ class OutputProcessor:
 
     def _sequence(self, index: int, request: EngineRequest) -> Sequenced:
         sampling = request.sampling
-        wants_text = sampling.detokenize and self._tokenizer is not None
         detokenizer = None
-        if wants_text and self._tokenizer is not None:
+        if sampling.detokenize and self._tokenizer is not None:
             detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids, sampling.skip_special_tokens)
         return Sequenced(
             index=index,
@@ -137,10 +129,6 @@ class OutputProcessor:
         if client is None:
             return []
         return [rid for rid, sequence in client.sequences.items() if sequence.finish_reason is None]
-
-    def open_ids(self) -> list[str]:
-        """Return the ids of all requests that have not ended."""
-        return list(self._by_request_id)
 
     def drop(self, request_id: str) -> ClientRequest | None:
         """Forget a request whatever its state; return it, or None if it is unknown."""
@@ -250,7 +238,7 @@ class OutputProcessor:
         kind = client.sampling.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and not client.finished:
             return None
-        if not sequence.ended and len(sequence.token_ids) - sequence.num_sent_tokens < client.stream_interval:
+        if not sequence.ended and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval:
             return None
         delta = kind is RequestOutputKind.DELTA
         shown = [sequence] if delta else list(client.sequences.values())

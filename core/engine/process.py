@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contracts import StepStats
 from core.engine.build import build
-from core.engine.client import Listener
-from core.engine.loop_thread import LoopThread
+from core.engine.loop_thread import Listener, LoopThread
 from core.engine.messages import Abort, Add, Answer, Fault, Outputs, Ready, ResetCache, Started, Stop, ToEngine
 from core.engine.resolve import resolve
 from core.errors import EngineDead

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core.config import EngineConfig
+from core.contracts import ModelSource, Platform
 from core.errors import ConfigError, ModelError, did_you_mean
-
-if TYPE_CHECKING:
-    from core.contracts import ModelSource, Platform
-    from core.plugin import Registry
+from core.plugin import Registry
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +137,6 @@ def _decide(config: EngineConfig, source: ModelSource, platform: Platform, servi
 def _context_length(wanted: int | None, source: ModelSource) -> int:
     if wanted is None or wanted == -1:
         return source.max_model_len
-    if wanted < 1:
-        raise ConfigError(f"--max-model-len {wanted} leaves no room for a token; give at least 2, or -1 for automatic.")
     if wanted > source.max_model_len:
         raise ConfigError(
             f"--max-model-len {wanted} is more than the {source.max_model_len} tokens {source.name!r} was made for. "

@@ -1,15 +1,20 @@
-"""Hands measurements to metric sinks. A sink that keeps failing is quarantined; it never stops the engine."""
+"""What requests get, as numbers, and the metric sinks that take them.
+
+A sink that keeps failing is quarantined; it never stops the engine.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from core.contracts import HttpStats, MetricSink, RequestStats, StepStats, TokenStats
+
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import HttpStats, MetricSink, RequestStats, StepStats, TokenStats
+    from core.engine.output import ClientRequest, Sequenced
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +36,15 @@ class Guarded:
     last_error: str | None = None
     quarantined: bool = False
     """It failed too often to be called again."""
+
+    def failed(self, method: str, error: str) -> None:
+        """Count a fault."""
+        self.faults += 1
+        self.in_a_row[method] = self.in_a_row.get(method, 0) + 1
+        self.quarantined = self.in_a_row[method] >= MAX_FAULTS
+        self.last_error = error
+        action = "quarantined" if self.quarantined else "skipped"
+        log.warning("metric sink %r of %s failed and is %s: %s", self.name, self.owner, action, error)
 
 
 @dataclass(slots=True)
@@ -62,24 +76,13 @@ class Sinks:
     def _tell(self, name: str, what: Any) -> None:
         for guarded in self.guarded:
             method = getattr(guarded.sink, name, None)
-            if method is not None and not guarded.quarantined:
-                self._call(guarded, name, method, what)
-
-    def _call(self, guarded: Guarded, name: str, method: Callable[[Any], None], what: Any) -> None:
-        try:
-            method(what)
-        except Exception as error:  # noqa: BLE001 - a sink is a side effect: counted, named, quarantined, never fatal
-            guarded.faults += 1
-            guarded.in_a_row[name] = guarded.in_a_row.get(name, 0) + 1
-            guarded.quarantined = guarded.in_a_row[name] >= MAX_FAULTS
-            guarded.last_error = f"{type(error).__name__}: {error}"
-            action = "quarantined" if guarded.quarantined else "skipped"
-            log.warning(
-                "metric sink %r of %s failed and is %s: %s", guarded.name, guarded.owner, action, guarded.last_error
-            )
-        else:
-            if guarded.in_a_row:
+            if method is None or guarded.quarantined:
+                continue
+            try:
+                method(what)
                 guarded.in_a_row.pop(name, None)
+            except Exception as error:  # noqa: BLE001 - a side effect: counted, named, quarantined, never fatal
+                guarded.failed(name, f"{type(error).__name__}: {error}")
 
     def faults(self) -> Iterable[dict[str, Any]]:
         """Yield what `/health` shows of sinks that failed."""
@@ -92,3 +95,51 @@ class Sinks:
                     "faults": guarded.faults,
                     "error": guarded.last_error,
                 }
+
+
+class Meter:
+    """Counts what one delivery brings, and tells of each request when it has ended."""
+
+    def __init__(self, sinks: Sinks) -> None:
+        self._sinks = sinks
+        self._start()
+
+    def _start(self) -> None:
+        self._generated = self._prompt = self._cached = 0
+        self._first: list[float] = []
+        self._between: list[float] = []
+
+    def tokens(self, client: ClientRequest, sequence: Sequenced, count: int, now_s: float) -> None:
+        """Count the tokens of one sequence; called before they are noted in either."""
+        self._generated += count
+        if sequence.last_token_s is not None:
+            self._between.append(now_s - sequence.last_token_s)
+        elif client.first_token_s is None:
+            self._first.append(now_s - client.arrival_s)
+            self._prompt += len(client.prompt_token_ids)
+            self._cached += client.num_cached_tokens or 0
+
+    def delivered(self) -> None:
+        """Hand on what was counted since the last call."""
+        if self._generated:
+            self._sinks.tokens(TokenStats(self._generated, self._prompt, self._cached, self._first, self._between))
+            self._start()
+
+    def ended(self, client: ClientRequest, reason: str, now_s: float) -> None:
+        """Hand on the numbers of a request that has ended."""
+        arrival_s, sizes = client.arrival_s, [len(s.token_ids) for s in client.sequences.values()]
+        first_s, started_s = client.first_token_s, client.started_s
+        stats = RequestStats(
+            finish_reason=reason,
+            prompt_tokens=len(client.prompt_token_ids),
+            generated_tokens=sum(sizes),
+            e2e_s=now_s - arrival_s,
+            ttft_s=None if first_s is None else first_s - arrival_s,
+            queue_s=None if started_s is None else started_s - arrival_s,
+            longest_output=max(sizes),
+            cached_tokens=client.num_cached_tokens or 0,
+            n=client.sampling.n,
+            max_tokens=client.sampling.max_tokens,
+            request_id=client.request_id,
+        )
+        self._sinks.request(stats)

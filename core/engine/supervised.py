@@ -11,21 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from core.engine.client import SLOW_STEP_S, STALLED_S, EngineStatus, Listener, State
+from core.config import EngineConfig
 from core.engine.ledger import Death, Ledger
+from core.engine.loop_thread import SLOW_STEP_S, STALLED_S, EngineStatus, Listener, State
 from core.engine.messages import Abort, Add, Answer, Fault, FromEngine, Outputs, Ready, ResetCache, Started, Stop
 from core.errors import EngineDead, EngineError, ProcessFrozen, ProcessKilled
+from core.plugin import Registry
 from core.process.messages import Beat, Start
 from core.process.spawn import TICK_S, Child
 from core.step import EngineRequest, RequestDelta, StepNews
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.plugin import Registry
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +76,8 @@ class Supervised:
         self._thread = threading.Thread(target=self._run, name="engine-supervisor", daemon=True)
 
     def wait(self) -> Ready:
-        """Wait until the engine takes requests. Raises the `EngineError` it could not start for."""
-        try:
-            ready = self._wait_until_ready()
-        except BaseException:
-            self._child.close()
-            raise
+        """Wait until the engine takes requests. Raises the `EngineError` it could not start for; `stop` it then."""
+        ready = self._wait_until_ready()
         self._state = "ready"
         self._thread.start()
         return ready

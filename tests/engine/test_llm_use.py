@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core import LLM, SamplingParams
-from core.engine.interrupts import held_back
+from core.engine.interrupts import Interrupts
 from core.errors import EngineDead, InvalidRequest
 
 GREEDY = SamplingParams(max_tokens=200, temperature=0)
@@ -71,7 +71,7 @@ def test_an_interrupt_inside_a_step_leaves_a_usable_engine(llm: LLM, monkeypatch
 
 
 def test_a_second_ctrl_c_is_not_held_back() -> None:
-    with held_back() as interrupts:
+    with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

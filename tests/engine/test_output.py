@@ -94,9 +94,9 @@ def test_logprobs_hold_the_token_and_the_best_ones() -> None:
 
 
 def test_stream_interval_gathers_tokens() -> None:
-    processor = OutputProcessor(ByteTokenizer())
+    processor = OutputProcessor(ByteTokenizer(), stream_interval=3)
     sampling = SamplingParams(output_kind=RequestOutputKind.DELTA)
     request = EngineRequest(request_id="r#0", prompt_token_ids=[1], sampling=sampling, seed=0, max_tokens=9)
-    processor.add("r", None, [request], sampling, stream_interval=3)
+    processor.add("r", None, [request], sampling)
     counts = [len(say(processor, "x", finish_reason="length" if i == 6 else None)[0]) for i in range(7)]
     assert counts == [0, 0, 1, 0, 0, 1, 1]
