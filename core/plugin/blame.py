@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from contextlib import ContextDecorator
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from core.errors import EngineError, PluginError
-
-if TYPE_CHECKING:
-    from core.plugin.refs import PluginRef
+from core.plugin.refs import PluginRef
 
 
 class Blame(ContextDecorator):

@@ -7,23 +7,20 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from core.config import EngineConfig
 from core.config.fields import Option
-from core.contracts import ModelSource
+from core.contracts import ModelSource, RunnerExtension, SchedulerExtension
 from core.deprecated import advice
 from core.errors import ConfigError, PluginError, did_you_mean
+from core.plugin.blame import Blame
 from core.plugin.entry import API_VERSION, Entry
 from core.plugin.fit import missing_requirement, why_not
 from core.plugin.kinds import KINDS
 from core.plugin.manager import Hooks
 from core.plugin.plan import PluginPlan, refuse_difference
 from core.plugin.refs import PluginRef
-
-if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.contracts import RunnerExtension, SchedulerExtension
-    from core.plugin.blame import Blame
 
 log = logging.getLogger(__name__)
 
