@@ -18,6 +18,7 @@ from core.rope_spec import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -246,6 +247,9 @@ class ModelFacts:
         parameters = ModelFacts(SimpleNamespace(**given))
         theta = parameters.number("rope_theta", self.number(theta_name, theta))
         share = parameters.number("partial_rotary_factor", self.number(share_name, share))
+        if parameters.get("rope_type") == "proportional":
+            scaling = ProportionalScaling(share, parameters.number("factor", 1.0))
+            return RopeSpec(size=head_size, theta=theta, interleaved=interleaved, scaling=scaling)
         size = int(head_size * share)
         if parameters.get("alpha"):  # grown once and for all, whatever its type says
             theta *= parameters.number("alpha") ** (size / (size - 2))
@@ -295,7 +299,7 @@ def _make_scaling(kind: Any, given: ModelFacts, original: int, positions: int) -
             short, long = given.numbers("short_factor"), given.numbers("long_factor")
             scales = given.number("short_mscale", attention), given.number("long_mscale", attention)
             return LongScaling(short, long, original, *scales)
-    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
     hint = did_you_mean(str(kind), known) or "."
     raise ModelError(f"rotary scaling {kind!r:.100} is not known; known: {', '.join(known)}{hint}")
 

@@ -75,6 +75,11 @@ class AttentionSpec:
     qkv_clip: float | None = None
     """Queries, keys and values are cut off at plus and minus this."""
     temperature: Temperature | None = None
+    v_norm: NormSpec | None = None
+    key_is_value: bool = False
+    """Values are the keys as they were before norm and rotation."""
+    shares: int | None = None
+    """The earlier layer whose keys and values are attended to; this one has none of its own."""
     inner_norm: NormSpec | None = None
     """Normalises what the heads give, before the output product."""
     gate: bool = False
@@ -142,6 +147,12 @@ class MoeSpec:
     wide_router: bool = False
     """The router's product is computed in float32."""
     router_bias: bool = False
+    router_norm: NormSpec | None = None
+    """Normalises what the router reads."""
+    router_scale: float = 1.0
+    """Factor on the router's product."""
+    expert_scale: bool = False
+    """A learned number per expert multiplies its share."""
     bias: bool = False
     """The experts' products have biases."""
     scaled_input: bool = False
@@ -162,6 +173,28 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BesideSpec:
+    """Experts that read the stream beside a layer's MLP; both results are normalised and added."""
+
+    moe: MoeSpec
+    norm: NormSpec
+    """Of what the experts read, of what they give, and of what the MLP gives: each with weights of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputSpec:
+    """Each layer's own embedding of every token: multiplied into the stream after its MLP."""
+
+    size: int
+    vocab_size: int
+    activation: str
+    norm: NormSpec
+
+    def __post_init__(self) -> None:
+        _check_activation(self.activation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: what it is made of, and where norms stand."""
 
@@ -173,6 +206,9 @@ class LayerSpec:
     mlp_out: NormSpec | None = None
     parallel: bool = False
     """Attention and MLP both read the layer's input; without `mlp_in` they share the norm `attention_in`."""
+    beside: BesideSpec | None = None
+    scaled: bool = False
+    """The stream is multiplied by a stored number after this layer."""
     norm_sum: bool = False
     """`attention_out` and `mlp_out` normalise the stream with the part added, not the part alone."""
     residual_scale: float = 1.0
@@ -202,6 +238,7 @@ class DecoderSpec:
     """The row of position 0."""
     sinusoidal_positions: bool = False
     """Sines and cosines of every position are added to the embedding."""
+    layer_inputs: LayerInputSpec | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     names: WeightNames = field(default_factory=WeightNames)
@@ -220,6 +257,11 @@ class DecoderSpec:
                 f"--pipeline-parallel-size {pipeline} is more than the {len(self.layers)} layers of the model; "
                 f"use at most {len(self.layers)}."
             )
+        if pipeline > 1 and (self.layer_inputs or any(layer.attention.shares is not None for layer in self.layers)):
+            raise ConfigError(
+                f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or the "
+                "embedding; use --tensor-parallel-size instead."
+            )
         obstacle = self._obstacle(tensor)
         if obstacle is not None:
             most = min(layer.attention.heads for layer in self.layers)
@@ -230,6 +272,8 @@ class DecoderSpec:
         """Say why so many ranks cannot split the layers."""
         for layer in set(self.layers):
             attention, width = layer.attention, layer.mlp.width
+            if layer.beside is not None and layer.beside.moe.width % ranks:
+                return f"does not divide the experts' intermediate size {layer.beside.moe.width}"
             kv_heads = attention.kv_heads
             if attention.heads % ranks:
                 return f"does not divide the model's {attention.heads} attention heads"

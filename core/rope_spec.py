@@ -65,7 +65,15 @@ class LongScaling:
     long_attention_factor: float
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `share` of the angles turns, as fast as if all did; all are divided by `factor`."""
+
+    share: float
+    factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,16 +57,17 @@ class Attention(nn.Module):
         self.cache: torch.Tensor | None = None
         own = not names.qkv
         width, kv_width = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
+        parts = [
+            Slice("q", width, f"{layer}.{names.q}" if own else ""),
+            Slice("k", kv_width, f"{layer}.{names.k}" if own else "", kv_parts),
+            Slice("v", kv_width, f"{layer}.{names.v}" if own else "", kv_parts),
+        ]
         self.qkv = Linear(
             context,
             weights,
             f"{layer}.{names.qkv or names.q}",
             hidden,
-            [
-                Slice("q", width, f"{layer}.{names.q}" if own else ""),
-                Slice("k", kv_width, f"{layer}.{names.k}" if own else "", kv_parts),
-                Slice("v", kv_width, f"{layer}.{names.v}" if own else "", kv_parts),
-            ],
+            parts[:1] if spec.shares is not None else parts[:2] if spec.key_is_value else parts,
             split="rows",
             bias=spec.qkv_bias,
             transposed=names.transposed,
@@ -89,7 +90,15 @@ class Attention(nn.Module):
         inner = f"{layer}.{names.attention_inner}"
         self.inner_norm = optional_norm(spec.inner_norm, width, context, weights, inner)
         self.q_norm = self._norm(spec.heads, group.size, f"{layer}.{names.q_norm}", context, weights)
-        self.k_norm = self._norm(spec.kv_heads, kv_parts, f"{layer}.{names.k_norm}", context, weights)
+        self.k_norm = self.v_norm = None
+        self.source: Attention | None = None
+        """The layer whose keys and values are attended to instead of own ones."""
+        self.last: tuple[torch.Tensor, torch.Tensor] | None = None
+        """What a step computed, kept where other layers attend to it."""
+        self.is_source = False
+        if spec.shares is None:
+            self.k_norm = self._norm(spec.kv_heads, kv_parts, f"{layer}.{names.k_norm}", context, weights)
+            self.v_norm = optional_norm(spec.v_norm, spec.head_size, context, weights, f"{layer}.v_norm")
 
     def _norm(self, heads: int, parts: int, prefix: str, context: BuildContext, weights: WeightMap) -> nn.Module | None:
         """Make the norm of queries or of keys, whose heads are split into so many parts."""
@@ -113,9 +122,20 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """Return attention's output [n, hidden]; keys and values go to the cache."""
+        query, key, value = self._parts(x, positions)
+        if self.spec.temperature is not None:
+            query = query * _growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
+        assert self.cache is not None, "bind_kv was not called"
+        out = self._backend.attend(self.params, query, key, value, self.cache, plan)
+        return self._finish(x, out.reshape(-1, self.heads * self.head_size))
+
+    def _parts(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query, key and value [n, heads, head_size], normalised and turned."""
+        if self.source is not None:
+            return self._query_of_another(x, positions)
         rows, spec = self.qkv.slices, self.spec
         qkv = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
-        query, key, value = qkv[:, rows["q"]], qkv[:, rows["k"]], qkv[:, rows["v"]]
+        query, key, value = qkv[:, rows["q"]], qkv[:, rows["k"]], qkv[:, rows["k" if spec.key_is_value else "v"]]
         if spec.qk_norm_over == "all":
             query, key = self._normed_together(query, key)
         if spec.qkv_clip is not None:
@@ -123,6 +143,10 @@ class Attention(nn.Module):
         query = query.view(-1, self.heads, self.head_size)
         key = key.view(-1, self.kv_heads, self.head_size)
         value = value.view(-1, self.kv_heads, self.head_size)
+        if self.v_norm is not None:
+            value = self.v_norm(value)
+        elif spec.key_is_value:
+            value = value.clone()  # the key may turn in place
         each = self.q_norm is not None and spec.qk_norm_over != "all"
         if each and not spec.qk_norm_turned:
             query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
@@ -130,11 +154,22 @@ class Attention(nn.Module):
             query, key = self._rotary(query, key, positions)
         if each and spec.qk_norm_turned:
             query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
-        if spec.temperature is not None:
-            query = query * _growth(spec.temperature, positions)[:, None, None].to(query.dtype)
-        assert self.cache is not None, "bind_kv was not called"
-        out = self._backend.attend(self.params, query, key, value, self.cache, plan)
-        return self._finish(x, out.reshape(-1, self.heads * self.head_size))
+        if self.is_source:
+            self.last = key, value
+        return query, key, value
+
+    def _query_of_another(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return an own query, and the source's key and value, which the backend writes where they already are."""
+        assert self.source is not None
+        assert self.source.last is not None
+        query = self.qkv(x).view(-1, self.heads, self.head_size)
+        if self.q_norm is not None:
+            query = self.q_norm(query)
+        if self._rotary is not None:  # it turns two; there is no key here
+            query, _ = self._rotary(query, query[:, :0], positions)
+        return query, *self.source.last
 
     def _normed_together(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.q_norm is None or self.k_norm is None:

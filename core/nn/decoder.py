@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from core.kv_spec import LayerKV
-from core.model_spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
-from core.nn.attention import Attention
+from core.model_spec import DecoderSpec
+from core.nn.block import Block, join
 from core.nn.embedding import Embedding, Head, VocabWeight
+from core.nn.layer_input import LayerInputs
 from core.nn.linear import Linear, Slice
-from core.nn.mlp import Mlp
-from core.nn.moe import Moe
 from core.nn.norm import Norm, optional_norm
 from core.nn.rotary import Rotary, sinusoids
 from core.nn.weights import WeightMap, empty_parameter, place
@@ -43,7 +42,11 @@ class Decoder(nn.Module):
         self.kv_layers: Sequence[LayerKV] = [
             LayerKV(names.layer.format(index), block.attention.kv_spec)
             for index, block in zip(self._own, self._blocks, strict=True)
+            if block.attention.source is None
         ]
+        caching = [block for block in self._blocks if block.attention.source is None]
+        self._caching = tuple(caching)
+        self._plan_of = tuple(caching.index(block.source or block) for block in self._blocks)
 
     def _of_others(self, spec: DecoderSpec, context: BuildContext) -> list[str]:
         """Return patterns of the tensors that belong to other stages, or to nobody because the head is tied."""
@@ -63,6 +66,7 @@ class Decoder(nn.Module):
         """Make what turns tokens into vectors, on the first stage."""
         names, weights, hidden = spec.names, self._weights, spec.hidden_size
         self.embed: Embedding | None = None
+        self.layer_inputs: LayerInputs | None = None
         self.positions: nn.Parameter | None
         self.register_parameter("positions", None)
         if not context.pipeline.is_first:
@@ -72,6 +76,8 @@ class Decoder(nn.Module):
         self.embed_in = self._resize(width, hidden, names.embed_in, context)
         self.embed_norm = optional_norm(spec.embed_norm, hidden, context, weights, names.embed_norm)
         self._embedding = context.ops.embedding
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(spec.layer_inputs, len(spec.layers), hidden, names, context, weights)
         # Rounded like a stored weight would be: in bfloat16 the factor is one of its numbers.
         self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
         if spec.learned_positions:
@@ -99,6 +105,10 @@ class Decoder(nn.Module):
             blocks.append(Block(layer, spec, spec.names.layer.format(index), rotary, context, self._weights))
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
+        for block in blocks:
+            shares = block.attention.spec.shares
+            if shares is not None:
+                block.attend_to(blocks[shares - self._own.start])
         self._rotaries = tuple(rotaries.values())
 
     def _build_last(self, spec: DecoderSpec, context: BuildContext) -> None:
@@ -134,16 +144,21 @@ class Decoder(nn.Module):
 
     def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
         """Take the cache of each layer, in the order of `kv_layers`."""
-        for block, cache in zip(self._blocks, caches, strict=True):
+        for block, cache in zip(self._caching, caches, strict=True):
             block.attention.cache = cache
+        for block in self._blocks:
+            if block.attention.source is not None:
+                block.attention.cache = block.attention.source.cache
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [num_tokens, hidden]: after the last norm or, on earlier stages, as they were sent on."""
         x = self._enter(batch)
         residual: torch.Tensor | None = None
-        for block, plan in zip(self._blocks, batch.attention, strict=True):
-            x, residual = block(x, residual, batch.positions, plan)
-        out, stream = _join(self.norm, x, residual)
+        own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x).unbind(1)
+        for index, (block, plan) in enumerate(zip(self._blocks, self._plan_of, strict=True)):
+            inputs = None if own is None else own[index]
+            x, residual = block(x, residual, batch.positions, batch.attention[plan], inputs)
+        out, stream = join(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)
         return out
@@ -173,78 +188,3 @@ class Decoder(nn.Module):
         if self.spec.logit_softcap is not None:
             logits = self._softcap(logits, self.spec.logit_softcap)
         return logits
-
-
-class Block(nn.Module):
-    """One layer. The stream is `x + residual`: the newest part travels apart, so that adding and norm are one op."""
-
-    def __init__(
-        self,
-        layer: LayerSpec,
-        spec: DecoderSpec,
-        prefix: str,
-        rotary: Rotary | None,
-        context: BuildContext,
-        weights: WeightMap,
-    ) -> None:
-        super().__init__()
-        names, hidden = spec.names, spec.hidden_size
-
-        def norm(facts: NormSpec | None, name: str) -> Norm | None:
-            return optional_norm(facts, hidden, context, weights, f"{prefix}.{name}")
-
-        self.attention_in = norm(layer.attention_in, names.attention_in)
-        self.attention = Attention(layer.attention, hidden, names, prefix, rotary, context, weights)
-        self.attention_out = norm(layer.attention_out, names.attention_out)
-        self.mlp_in = norm(layer.mlp_in, names.mlp_in)
-        self.mlp: nn.Module
-        if isinstance(layer.mlp, MoeSpec):
-            self.mlp = Moe(layer.mlp, hidden, names, prefix, context, weights)
-        else:
-            self.mlp = Mlp(layer.mlp, hidden, names, prefix, context, weights)
-        self.mlp_out = norm(layer.mlp_out, names.mlp_out)
-        self._parallel, self._norm_sum = layer.parallel, layer.norm_sum
-        self._residual_scale = layer.residual_scale
-
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, plan: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the two halves of the stream after this layer."""
-        if self._norm_sum:
-            return self._normed_sums(x, positions, plan), None
-        inner, residual = _join(self.attention_in, x, residual)
-        if self._parallel:
-            shared = inner if self.mlp_in is None else self.mlp_in(residual)
-            x = self._attend(inner, positions, plan) + self._feed(shared)
-            return x, residual
-        x = self._attend(inner, positions, plan)
-        inner, residual = _join(self.mlp_in, x, residual)
-        return self._feed(inner), residual
-
-    def _normed_sums(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        assert self.attention_out is not None, "norm_sum needs it"
-        assert self.mlp_out is not None, "norm_sum needs it"
-        x = self.attention_out.add(self.attention(x, positions, plan), x)[0]
-        return self.mlp_out.add(self.mlp(x), x)[0]
-
-    def _attend(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        out: torch.Tensor = self.attention(x, positions, plan)
-        if self.attention_out is not None:
-            out = self.attention_out(out)
-        return out if self._residual_scale == 1.0 else out * self._residual_scale
-
-    def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.mlp(x)
-        if self.mlp_out is not None:
-            out = self.mlp_out(out)
-        return out if self._residual_scale == 1.0 else out * self._residual_scale
-
-
-def _join(norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add the halves of the stream; return what the next part reads, and the stream."""
-    if residual is None:
-        return (x if norm is None else norm(x)), x
-    if norm is None:
-        total = x + residual
-        return total, total
-    return norm.add(x, residual)

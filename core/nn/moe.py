@@ -11,6 +11,7 @@ from torch import nn
 
 from core.nn.experts import Experts
 from core.nn.mlp import Mlp
+from core.nn.norm import optional_norm
 from core.nn.routing import choose
 from core.nn.weights import WeightMap, empty_parameter, fill, place
 
@@ -61,16 +62,29 @@ class Moe(nn.Module):
         self.choice_bias: nn.Parameter | None
         self.register_parameter("router_bias", bias)
         self.register_parameter("choice_bias", chosen)
+        self.router_norm = optional_norm(
+            self.spec.router_norm, hidden, context, weights, f"{layer}.{names.router_norm}"
+        )
+        scale = empty_parameter(experts, dtype=context.dtype) if self.spec.expert_scale else None
+        self.expert_scale: nn.Parameter | None
+        self.register_parameter("expert_scale", scale)
+        if scale is not None:
+            weights.add(f"{layer}.{names.expert_scale}", (experts,), lambda tensor: place(scale, tensor))
         if bias is not None:
             weights.add(f"{layer}.{names.router}.bias", (experts,), lambda tensor: place(bias, tensor))
         if chosen is not None:
             shape = (1, experts) if names.choice_bias_row else (experts,)
             weights.add(f"{layer}.{names.choice_bias}", shape, lambda tensor: fill(chosen.data, tensor.view(-1)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [n, hidden]."""
-        logits = self._ops.linear(x.to(self.router.dtype), self.router, self.router_bias).float()  # [n, experts]
-        shares, experts = choose(self.spec, logits, self.choice_bias)
+    def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """Return [n, hidden]; the router reads `routed_by` where it is not x."""
+        read = x if routed_by is None else routed_by
+        if self.router_norm is not None:
+            read = self.router_norm(read)
+        logits = self._ops.linear(read.to(self.router.dtype), self.router, self.router_bias).float()  # [n, experts]
+        shares, experts = choose(self.spec, logits * self.spec.router_scale, self.choice_bias)
+        if self.expert_scale is not None:
+            shares = shares * self.expert_scale[experts].float()
         out = self._routed(x, shares, experts)
         if self.shared is None:
             return out

@@ -17,6 +17,7 @@ from core.rope_spec import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
@@ -83,6 +84,9 @@ def inverse_frequencies(spec: RopeSpec, max_positions: int) -> tuple[torch.Tenso
             return _llama3(plain, scaling), 1.0
         case YarnScaling():
             return _yarn(spec, exponents, scaling), scaling.attention_factor
+        case ProportionalScaling(share, factor):
+            turning = torch.arange(size // 2) < int(share * size // 2)
+            return torch.where(turning, plain / factor, 0.0), 1.0
         case LongScaling():
             is_long = max_positions > scaling.original
             factors = torch.tensor(scaling.long if is_long else scaling.short)

@@ -15,7 +15,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
-from core.testing.tiny_configs import DENSE, GPT_LIKE, MIXTURES, VOCAB
+from core.testing.tiny_configs import DENSE, GPT_LIKE, MIXTURES, UNLIKE_OTHERS, VOCAB
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -124,7 +124,13 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 """Those that go through every test there is: architecture to transformers' config class and facts of its tiny form."""
 
-ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {**TINY, **DENSE, **GPT_LIKE, **MIXTURES}
+ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    **TINY,
+    **DENSE,
+    **GPT_LIKE,
+    **MIXTURES,
+    **UNLIKE_OTHERS,
+}
 """All there are."""
 
 
@@ -206,5 +212,5 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # of the choice of experts; it is stored too
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):  # stored, and read like parameters
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2 + name.endswith("layer_scalar"))

@@ -304,3 +304,26 @@ MIXTURES: Final[Mapping[str, Tiny]] = {
         },
     ),
 }
+
+_GEMMA4: Final = {
+    **_SHAPE,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": True,
+    "per_layer_config": {str(i): {"head_dim": 32, "num_key_value_heads": 1} for i in (1, 3, 5)},
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 16,
+    "final_logit_softcapping": 8.0,
+}
+
+UNLIKE_OTHERS: Final[Mapping[str, Tiny]] = {"Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA4)}

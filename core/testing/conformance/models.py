@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ def check_tiny_form_runs_in_chunks(subject: Subject) -> None:
 def _example(subject: Subject) -> Any:
     """Return a tiny config: the kit's own, or `EXAMPLE_CONFIG` (a mapping) of the architecture's module."""
     if subject.entry.name in ARCHITECTURES:
-        return tiny_config(subject.entry.name)
+        return SimpleNamespace(**json.loads(tiny_config(subject.entry.name).to_json_string()))
     module = sys.modules.get(getattr(subject.target, "__module__", ""))
     example = getattr(module, "EXAMPLE_CONFIG", None)
     return None if example is None else SimpleNamespace(**example)

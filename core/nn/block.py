@@ -1,0 +1,128 @@
+"""One layer of a decoder: attention, then an MLP or experts, and where norms stand. Knows facts, no other layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from core.model_spec import MoeSpec
+from core.nn.attention import Attention
+from core.nn.layer_input import Beside, LayerInput
+from core.nn.mlp import Mlp
+from core.nn.moe import Moe
+from core.nn.norm import Norm, optional_norm
+from core.nn.weights import WeightMap, empty_parameter, place
+
+if TYPE_CHECKING:
+    from core.contracts import BuildContext
+    from core.model_spec import DecoderSpec, LayerSpec, NormSpec
+    from core.nn.rotary import Rotary
+
+
+class Block(nn.Module):
+    """One layer. The stream is `x + residual`: the newest part travels apart, so that adding and norm are one op."""
+
+    def __init__(
+        self,
+        layer: LayerSpec,
+        spec: DecoderSpec,
+        prefix: str,
+        rotary: Rotary | None,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        names, hidden = spec.names, spec.hidden_size
+
+        def norm(facts: NormSpec | None, name: str) -> Norm | None:
+            return optional_norm(facts, hidden, context, weights, f"{prefix}.{name}")
+
+        self.attention_in = norm(layer.attention_in, names.attention_in)
+        self.attention = Attention(layer.attention, hidden, names, prefix, rotary, context, weights)
+        self.attention_out = norm(layer.attention_out, names.attention_out)
+        self.mlp_in = norm(layer.mlp_in, names.mlp_in)
+        self.mlp: nn.Module
+        if isinstance(layer.mlp, MoeSpec):
+            self.mlp = Moe(layer.mlp, hidden, names, prefix, context, weights)
+        else:
+            self.mlp = Mlp(layer.mlp, hidden, names, prefix, context, weights)
+        self.mlp_out = norm(layer.mlp_out, names.mlp_out)
+        self.beside: Beside | None = None
+        if layer.beside is not None:
+            self.beside = Beside(layer.beside, hidden, names, prefix, context, weights)
+        self.own_input: LayerInput | None = None
+        if spec.layer_inputs is not None:
+            self.own_input = LayerInput(spec.layer_inputs, hidden, names, prefix, context, weights)
+        self.scale: nn.Parameter | None
+        scale = empty_parameter(1, dtype=context.dtype) if layer.scaled else None
+        self.register_parameter("scale", scale)
+        if scale is not None:
+            weights.add(f"{prefix}.{names.layer_scale}", (1,), lambda tensor: place(scale, tensor))
+        self._has_end = self.own_input is not None or scale is not None
+        self.source: Block | None = None
+        self._parallel, self._norm_sum = layer.parallel, layer.norm_sum
+        self._residual_scale = layer.residual_scale
+
+    def attend_to(self, other: Block) -> None:
+        """Use another layer's keys and values."""
+        object.__setattr__(self, "source", other)  # it is no part of this module
+        object.__setattr__(self.attention, "source", other.attention)
+        other.attention.is_source = True
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        plan: Any,
+        own: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the two halves of the stream after this layer."""
+        if self._norm_sum:
+            return self._normed_sums(x, positions, plan), None
+        inner, residual = join(self.attention_in, x, residual)
+        if self._parallel:
+            shared = inner if self.mlp_in is None else self.mlp_in(residual)
+            x = self._attend(inner, positions, plan) + self._feed(shared, residual)
+            return x, residual
+        x = self._attend(inner, positions, plan)
+        inner, residual = join(self.mlp_in, x, residual)
+        x = self._feed(inner, residual)
+        return (self._end(x + residual, own), None) if self._has_end else (x, residual)
+
+    def _end(self, x: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+        if self.own_input is not None:
+            x = self.own_input(x, own)
+        return x if self.scale is None else x * self.scale
+
+    def _normed_sums(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        assert self.attention_out is not None, "norm_sum needs it"
+        assert self.mlp_out is not None, "norm_sum needs it"
+        x = self.attention_out.add(self.attention(x, positions, plan), x)[0]
+        return self.mlp_out.add(self.mlp(x), x)[0]
+
+    def _attend(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        out: torch.Tensor = self.attention(x, positions, plan)
+        if self.attention_out is not None:
+            out = self.attention_out(out)
+        return out if self._residual_scale == 1.0 else out * self._residual_scale
+
+    def _feed(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.mlp(x)
+        if self.beside is not None:
+            out = self.beside(out, stream)
+        if self.mlp_out is not None:
+            out = self.mlp_out(out)
+        return out if self._residual_scale == 1.0 else out * self._residual_scale
+
+
+def join(norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add the halves of the stream; return what the next part reads, and the stream."""
+    if residual is None:
+        return (x if norm is None else norm(x)), x
+    if norm is None:
+        total = x + residual
+        return total, total
+    return norm.add(x, residual)
