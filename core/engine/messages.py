@@ -7,7 +7,7 @@ import msgspec
 from core.config import EngineConfig
 from core.contracts import StepStats
 from core.errors import EngineError, InvalidRequest, error_called
-from core.process.messages import Beat, Failed, Stage
+from core.process.messages import Beat, Connected, Failed
 from core.step import EngineRequest, StepNews, WorkerInfo
 
 
@@ -89,4 +89,4 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Add | Abort | ResetCache | Stop
-FromEngine = Ready | Answer | Started | Outputs | Stage | Failed | Beat
+FromEngine = Ready | Answer | Started | Outputs | Connected | Failed | Beat

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import shutil
 import signal
@@ -19,16 +18,16 @@ from core.errors import EngineError
 from core.logs import setup_logging
 from core.plugin import load_plan
 from core.process.channel import Channel, folder_of
-from core.process.messages import Failed, Stage, Start
+from core.process.messages import Connected, Failed, Start
 from core.process.spawn import FIRST_STAGE, HOME
-
-log = logging.getLogger(__name__)
 
 
 class ParentChannel(Channel):
     """The child's end, which remembers the stage it has told its parent."""
 
     stage_name = FIRST_STAGE
+    stages: int
+    """File descriptor of the pipe on which the parent hears of stages, even of one we die in at once."""
 
     def expect(self, kinds: Any) -> None:
         """Say which messages follow the first one: a union of structs."""
@@ -37,10 +36,10 @@ class ParentChannel(Channel):
     def stage(self, name: str) -> None:
         """Tell the parent what begins now."""
         self.stage_name = name
-        self.send(Stage(name))
+        os.write(self.stages, f"{name}\n".encode())
 
 
-def main(address: str, home: str) -> None:
+def main(address: str, home: str, stages: str) -> None:
     """Run the role the parent asks for; never returns. `home` is where the parent has the engine's code from."""
     if home != HOME:
         sys.exit(f"engine: the code in {home} has started a process that finds the one in {HOME}; install one of them.")
@@ -49,10 +48,12 @@ def main(address: str, home: str) -> None:
     folder = folder_of(address)
     threading.Thread(target=_end_with_parent, args=(folder,), name="lifeline", daemon=True).start()
     channel = ParentChannel.connect(folder, Start)
+    channel.stages = int(stages)
     status = 0
     process = "?"
     try:
         start: Start = channel.receive()
+        channel.send(Connected())
         process = start.process
         _run(start, channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it

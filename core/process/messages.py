@@ -31,10 +31,8 @@ class Start(msgspec.Struct, kw_only=True, frozen=True, tag=True):
     serving: bool = False
 
 
-class Stage(msgspec.Struct, frozen=True, tag=True):
-    """What the process begins to do, until it is ready."""
-
-    name: str
+class Connected(msgspec.Struct, frozen=True, tag=True):
+    """The process has got its `Start`."""
 
 
 class Failed(msgspec.Struct, kw_only=True, frozen=True, tag=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from core.kv_spec import KVLayout
-from core.process.messages import Beat, Failed, Stage
+from core.process.messages import Beat, Connected, Failed
 from core.step import StepPlan, StepResult, WorkerInfo
 
 
@@ -58,4 +58,4 @@ class StepFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRank = Join | Allocate | Run | Leave
-FromRank = Loaded | Allocated | Done | StepFailed | Beat | Stage | Failed
+FromRank = Loaded | Allocated | Done | StepFailed | Beat | Connected | Failed

@@ -15,7 +15,7 @@ from typing import Any, Final
 import core
 from core.errors import EngineDead, ProcessKilled
 from core.process.channel import Channel
-from core.process.messages import Failed, Stage, Start
+from core.process.messages import Connected, Failed, Start
 
 TICK_S: Final = 0.1
 """How often a waiting parent looks whether its child lives."""
@@ -36,23 +36,35 @@ class Child:
         self, start: Start, kinds: Any, *, leader: bool = True, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = start.process
-        self.stage = FIRST_STAGE
+        self._stage = FIRST_STAGE
         self.channel = Channel.listen(kinds)
         self._leader = leader
         self._since_s = time.monotonic()
         self._memory_kills = memory_kills()
+        reading, writing = os.pipe()  # a socket's last message may be lost with its process, what is in a pipe is not
+        self._stages = os.fdopen(reading, "rb", buffering=0)
+        os.set_blocking(reading, False)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "core.process.child", self.channel.folder, HOME],
+            [sys.executable, "-P", "-m", "core.process.child", self.channel.folder, HOME, str(writing)],
             stdin=subprocess.PIPE,  # never written to: its end tells the child that we have ended
             env={**os.environ, **(environment or {})},
             process_group=0 if leader else None,
+            pass_fds=(writing,),
         )
+        os.close(writing)
         self.channel.send(start)
 
     @property
     def pid(self) -> int:
         """The process' number."""
         return self._process.pid
+
+    @property
+    def stage(self) -> str:
+        """What it has last begun to do, until it is ready."""
+        said = b"" if self._stages.closed else self._stages.read() or b""
+        self._stage = said.decode().rpartition("\n")[0].rpartition("\n")[2] or self._stage
+        return self._stage
 
     @property
     def is_alive(self) -> bool:
@@ -73,9 +85,8 @@ class Child:
         message = self.channel.receive(timeout_s if alive else 0)
         if isinstance(message, Failed):
             raise message.error()
-        if isinstance(message, Stage):
+        if isinstance(message, Connected):
             self.channel.hide()
-            self.stage = message.name
             return None
         if message is None and not alive:
             raise (ProcessKilled if self.was_killed else EngineDead)(self.obituary())
@@ -89,9 +100,7 @@ class Child:
     def obituary(self) -> str:
         """Return what is known of an end nobody announced: the stage it was in, how and when it ended."""
         status = self._process.wait()
-        cause = f"it exited with status {status}"
-        if status < 0:
-            cause = f"it was killed by {signal.Signals(-status).name}"
+        cause = f"it exited with status {status}" if status >= 0 else f"it was killed by {signal.Signals(-status).name}"
         if self.was_killed:
             cause += ", by somebody or by the system for want of memory (`dmesg` tells)"
         return (
@@ -115,6 +124,7 @@ class Child:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._stages.close()
         self.channel.close()
 
 
@@ -123,11 +133,7 @@ def thread_environment(num_threads: int) -> dict[str, str]:
 
     Read by OpenMP and BLAS when they are loaded, so it cannot be set later.
     """
-    return {
-        "OMP_NUM_THREADS": str(num_threads),
-        "MKL_NUM_THREADS": str(num_threads),
-        "OPENBLAS_NUM_THREADS": str(num_threads),
-    }
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(num_threads))
 
 
 def memory_kills(vmstat: Path = VMSTAT) -> int | None:

@@ -24,5 +24,5 @@ def test_a_full_queue_refuses_what_would_have_to_wait():
 def test_nobody_may_wait_where_none_may():
     with LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32, max_num_seqs=1, max_waiting=0) as llm:
         llm.add_request("a", "text", GREEDY)
-        with pytest.raises(QueueFull, match="0 requests"):
+        with pytest.raises(QueueFull, match="no more than 0 may wait"):
             llm.add_request("b", "text", GREEDY)

@@ -18,10 +18,10 @@ from core.errors import ConfigError, EngineDead, EngineError, PluginError, Proce
 from core.plugin import make_plan
 from core.process.channel import Channel
 from core.process.cores import usable_cores
-from core.process.messages import Beat, Failed, Stage, Start
+from core.process.messages import Beat, Connected, Failed, Start
 from core.process.spawn import HOME, Child, memory_kills, thread_environment
 
-KINDS = Beat | Failed | Stage
+KINDS = Beat | Connected | Failed
 HERE = Path(__file__)
 
 
@@ -56,7 +56,6 @@ def raises(start: Start, registry: Any, channel: Any) -> None:
 
 def dies(start: Start, registry: Any, channel: Any) -> None:
     channel.stage("dying")
-    channel.receive(0.5)  # so that this is heard before we die
     os.kill(os.getpid(), getattr(signal, start.config.model.model))
 
 
@@ -129,7 +128,7 @@ def test_a_child_with_other_plugins_refuses_to_start():
 
 
 def test_a_child_of_another_installation_says_so():
-    command = [sys.executable, "-P", "-m", "core.process.child", "nowhere", "/elsewhere/core"]
+    command = [sys.executable, "-P", "-m", "core.process.child", "nowhere", "/elsewhere/core", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 1
     assert "/elsewhere/core" in done.stderr
