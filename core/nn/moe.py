@@ -82,7 +82,9 @@ class Moe(nn.Module):
         if self.router_norm is not None:
             read = self.router_norm(read)
         logits = self._ops.linear(read.to(self.router.dtype), self.router, self.router_bias).float()  # [n, experts]
-        shares, experts = choose(self.spec, logits * self.spec.router_scale, self.choice_bias)
+        if self.spec.router_scale != 1.0:
+            logits = logits * self.spec.router_scale
+        shares, experts = choose(self.spec, logits, self.choice_bias)
         if self.expert_scale is not None:
             shares = shares * self.expert_scale[experts].float()
         out = self._routed(x, shares, experts)

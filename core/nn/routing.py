@@ -18,8 +18,9 @@ def choose(spec: MoeSpec, logits: torch.Tensor, bias: torch.Tensor | None) -> tu
     wanted = scores if bias is None else scores + bias
     if spec.groups > 1:
         wanted = _best_groups(spec, wanted)
-    experts = wanted.topk(spec.top_k, dim=-1).indices
-    shares = scores.gather(-1, experts)
+    shares, experts = wanted.topk(spec.top_k, dim=-1)
+    if wanted is not scores:
+        shares = scores.gather(-1, experts)
     if spec.renormalize:
         shares = shares / shares.sum(-1, keepdim=True)
     return (shares if spec.scale == 1.0 else shares * spec.scale), experts

@@ -15,6 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from core.errors import ModelError
 from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint
+from core.testing.no_readback import no_readback
 from core.testing.one_sequence import Session
 
 PROMPT_LEN = 56
@@ -70,6 +71,20 @@ def test_early_tokens_move_the_last_logits(
     assert (last[0] - last[1]).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", HERE)
+def test_half_precision_stays_near_float32_and_reads_nothing_back(
+    architecture: str, dtype: torch.dtype, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+) -> None:
+    folder, ids = checkpoint(architecture), prompt(0)
+    exact = Session(load(architecture, folder)).step(ids)
+    session = Session(load(architecture, folder, dtype))
+    with no_readback():
+        rounded = session.step(ids)
+    assert rounded.dtype == torch.float32
+    assert (exact - rounded).abs().mean() < (0.5 if dtype == torch.bfloat16 else 0.08)
+
+
 FALCON_ALIBI = {"new_decoder_architecture": False, "alibi": True, "parallel_attn": False}
 OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("FalconForCausalLM", {**FALCON_ALIBI, "multi_query": False, "num_kv_heads": None}),
@@ -91,7 +106,7 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("GraniteMoeSharedForCausalLM", {"shared_intermediate_size": 0}),
     ("Llama4ForCausalLM", {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 1}),
     ("Llama4ForCausalLM", {"no_rope_layers": None, "moe_layers": None, "interleave_moe_layer_step": 2}),
-    ("DbrxForCausalLM", {"attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0}}),
+    ("DbrxForCausalLM", {"attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0, "clip_qkv": 9.0}}),
     ("SmolLM3ForCausalLM", {"no_rope_layers": None, "no_rope_layer_interval": 3, "use_sliding_window": False}),
 ]
 

@@ -19,6 +19,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_theta": 10000.0, "factor": 4.0},
     "llama3": {**COMMON, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "yarn": {**COMMON, "beta_fast": 16.0, "beta_slow": 2.0},
+    "proportional": {"rope_theta": 10000.0, "factor": 4.0, "partial_rotary_factor": 0.25},
     "longrope": {**COMMON, "short_factor": [1.1] * 8, "long_factor": [2.0 + i for i in range(8)]},
 }
 
