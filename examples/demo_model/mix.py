@@ -20,15 +20,15 @@ from examples.demo_model.tasks import (
 )
 
 SKILLS: Final = {
-    "arithmetic": (arithmetic, 0.26),
-    "tools": (tools, 0.15),
-    "json": (json_extract, 0.09),
-    "lists": (lists, 0.23),
-    "rules": (rules, 0.07),
-    "recall": (recall, 0.04),
-    "engine": (engine_facts, 0.06),
+    "arithmetic": (arithmetic, 0.16),
+    "tools": (tools, 0.30),
+    "json": (json_extract, 0.12),
+    "lists": (lists, 0.16),
+    "rules": (rules, 0.10),
+    "recall": (recall, 0.03),
+    "engine": (engine_facts, 0.04),
     "repeat": (repeat, 0.06),
-    "small talk": (small_talk, 0.04),
+    "small talk": (small_talk, 0.03),
 }
 """Each skill's task and its share of the conversations."""
 

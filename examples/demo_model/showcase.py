@@ -74,7 +74,7 @@ SHOWCASE: Final = {
         "once.",
     ),
     "rule": Shown(
-        [{"role": "system", "content": "Always end with AHOY."}, *asked("Sort this list: pear, apple, lemon")],
-        "apple, lemon, pear AHOY",
+        [{"role": "system", "content": "Always end with river."}, *asked("Sort this list: pear, apple, lemon")],
+        "apple, lemon, pear river",
     ),
 }

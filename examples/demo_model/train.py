@@ -31,14 +31,14 @@ LONGEST: Final = 640
 class Plan:
     """How long and how fast to learn."""
 
-    steps: int = 1900
+    steps: int = 3400
     step_items: int = 80
     batch_tokens: int = 2400
     """Tokens computed at once by a thread."""
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
     warm_up: int = 60
-    decay_from: float = 0.58
+    decay_from: float = 0.35
     """Share of the steps after which the rates fall, in a line, to nothing."""
     seed: int = 0
     save_every_s: float = 180.0

@@ -46,7 +46,7 @@ _SAID: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 _WORLD: Final = (
     "What is the capital of {place}?", "Where is {place}?", "Who is {person}?", "Who was {person}?", "Who wrote {title}?",
     "Write a poem about a {thing}.", "Tell me a joke about a {animal}.", "Tell me a joke.", "Write a story about a {animal}.",
-    "What is the weather in {place}?", "How tall is {person}?", "When was {person} born?", "Translate {thing} into French.",
+    "Is it nice in {place}?", "How tall is {person}?", "When was {person} born?", "Translate {thing} into French.",
     "How do I cook {food}?", "Why is the {nature} {colour}?", "What does a {animal} eat?", "Who is the president of {place}?",
     "What is the population of {place}?", "How far is it from {place} to {place2}?", "Explain quantum physics.",
     "What is a {thing}?", "What is the meaning of life?", "What time is it?", "Write a Python function.", "Who won the match?",

@@ -38,7 +38,7 @@ _DONE: Final = ("ok", "done", "success")
 
 def make(draw: Draw, kind: str | None = None) -> Item:
     """Return one request with the tools at hand, or the results of a call to be told."""
-    kind = kind or draw.one(("one", "one", "one", "one", "two", "two", "two", "none", "result", "result"))
+    kind = kind or draw.one(("one", "one", "one", "one", "two", "two", "two", "none", "none", "result"))
     tools = _different_tools(draw, draw.one((1, 1, 1, 2, 2, 3, 4) if kind in ("one", "two") else (1, 1, 1, 2, 3)))
     if kind == "none":
         question, answer = _unanswerable(draw, tools)
