@@ -120,8 +120,10 @@ def engine_options() -> Sequence[Option]:
 
 
 @hookspec
-def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
+def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | None:
     """Recognise a model name (`scripted:`, a folder, a hub id) and say what it is; None if not yours.
+
+    A string is another name for it, a folder for example, which is asked for instead.
 
     Plugins are asked in the order of their names, those with `tryfirst` before and `trylast` after them; the
     first answer counts.

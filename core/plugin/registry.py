@@ -162,8 +162,10 @@ class Registry:
         for ref, source in self.hooks.call("engine_find_model", model=model, config=config):
             if isinstance(source, ModelSource):
                 return source
+            if isinstance(source, str) and source != model:
+                return self.find_model(source, config)
             if source is not None:
-                raise _wrong_answer(ref, "a ModelSource or None", source)
+                raise _wrong_answer(ref, "a ModelSource, another name or None", source)
         return None
 
     def resolve(self, decisions: Mapping[str, Any]) -> dict[str, Any]:

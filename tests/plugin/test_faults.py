@@ -102,7 +102,7 @@ def test_a_hook_that_returns_something_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("hook", "wanted"),
     [
-        ("engine_find_model(model)", "a ModelSource or None"),
+        ("engine_find_model(model)", "a ModelSource, another name or None"),
         ("engine_resolve(decisions)", "a mapping or None"),
         ("engine_scheduler_extensions(config)", "a list"),
         ("engine_runner_extensions(config)", "a list"),
