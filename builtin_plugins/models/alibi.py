@@ -44,6 +44,7 @@ def engine_models() -> list[Entry]:
     return [
         Entry("BloomForCausalLM", f"{HERE}:bloom", "BLOOM and BLOOMZ"),
         Entry("MptForCausalLM", f"{HERE}:mpt", "MPT"),
+        Entry("MPTForCausalLM", f"{HERE}:mpt", "MPT, as its own files call it"),
         Entry("FalconForCausalLM", f"{HERE}:falcon", "Falcon 1 and 2"),
     ]
 

@@ -32,7 +32,8 @@ def spec(hf_config: object) -> DecoderSpec:
     rope = facts.rope(facts.heads()["head_size"], theta=5e5, interleaved=True)
     attention = facts.attention(rope=rope, qkv_bias=bias, out_bias=bias)
     every, first = facts.count("moe_layer_interval", 1), facts.count("moe_layer_start_index", 1, least=0)
-    last = facts.count("moe_layer_end_index", -1, least=-1) % num_layers
+    last = facts.count("moe_layer_end_index", -1, least=-1)
+    last = num_layers - 1 if last == -1 else last
     layers = tuple(
         LayerSpec(
             attention=attention,

@@ -14,9 +14,9 @@ def spec(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     facts.refuse("use_bidirectional_attention")
     norm, bias = facts.norm(offset=1.0), facts.flag("attention_bias")
-    activation = facts.activation(default="gelu_pytorch_tanh")
+    activation, heads = facts.activation(default="gelu_pytorch_tanh"), facts.heads(256)
     layer = LayerSpec(
-        attention=facts.attention(qkv_bias=bias, out_bias=bias),
+        attention=facts.attention(**heads, qkv_bias=bias, out_bias=bias),
         # The first releases say gelu and mean its tanh form.
         mlp=facts.mlp(activation="gelu_tanh" if activation == "gelu" else activation),
         attention_in=norm,

@@ -8,9 +8,12 @@ from core.api import (
     Entry,
     LayerInputSpec,
     LayerSpec,
+    ModelError,
     ModelFacts,
     MoeSpec,
     NormSpec,
+    ProportionalScaling,
+    RopeSpec,
     WeightNames,
     hookimpl,
 )
@@ -82,7 +85,10 @@ def spec(hf_config: object) -> DecoderSpec:
 
 def _source(windows: list[int | None], window: int | None) -> int:
     """Return the last of the layers with own keys that sees as far."""
-    return max(i for i, other in enumerate(windows) if other == window)
+    found = [i for i, other in enumerate(windows) if other == window]
+    if not found:
+        raise ModelError("num_kv_shared_layers in config.json leaves no layer with keys that the others could use.")
+    return found[-1]
 
 
 def _heads(facts: ModelFacts, index: int, window: int | None) -> dict[str, Any]:
@@ -96,6 +102,8 @@ def _heads(facts: ModelFacts, index: int, window: int | None) -> dict[str, Any]:
     size, kv_heads = own.count("head_dim", size), own.count("num_key_value_heads", kv_heads)
     kind = "full_attention" if window is None else "sliding_attention"
     rope = facts.rope(size, layer_type=kind)
+    if window is None and facts.get("rope_parameters") is None:
+        rope = RopeSpec(size=size, theta=1e6, scaling=ProportionalScaling(0.25, 1.0))
     return {"heads": facts.count("num_attention_heads"), "kv_heads": kv_heads, "head_size": size, "rope": rope}
 
 

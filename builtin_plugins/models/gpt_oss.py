@@ -1,6 +1,9 @@
 """gpt-oss: sinks in attention, every other layer with a window, experts with biases in four-bit blocks."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, MoeSpec, WeightNames, hookimpl
+import math
+from dataclasses import replace
+
+from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, MoeSpec, WeightNames, YarnScaling, hookimpl
 
 
 @hookimpl
@@ -22,6 +25,8 @@ def spec(hf_config: object) -> DecoderSpec:
         raise ModelError("swiglu_alpha and swiglu_limit in config.json are served as 1.702 and 7.0 only.")
     norm, bias, heads = facts.norm(eps=1e-5), facts.flag("attention_bias", True), facts.heads(64)
     rope = facts.rope(heads["head_size"], theta=150_000.0)
+    if facts.get("rope_parameters") is None and facts.get("rope_scaling") is None:
+        rope = replace(rope, scaling=YarnScaling(32.0, 4096, 0.1 * math.log(32.0) + 1.0, truncate=False))
     experts = MoeSpec(
         experts=facts.count("num_local_experts"),
         top_k=facts.count("num_experts_per_tok", facts.get("experts_per_token")),

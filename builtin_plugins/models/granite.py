@@ -69,8 +69,9 @@ def hyperclovax(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     norm, bias = facts.norm(), facts.flag("attention_bias")
     after = norm if facts.flag("use_post_norm", True) else None
+    scale = facts.number("attention_multiplier", facts.heads()["head_size"] ** -0.5)
     layer = LayerSpec(
-        attention=facts.attention(scale=facts.number_or_none("attention_multiplier"), qkv_bias=bias, out_bias=bias),
+        attention=facts.attention(scale=scale, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(bias=facts.flag("mlp_bias")),
         attention_in=norm,
         attention_out=after,

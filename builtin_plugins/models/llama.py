@@ -50,14 +50,16 @@ def internlm3(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     qkv_bias = facts.flag("qkv_bias", facts.flag("attention_bias"))
     bias = facts.flag("bias", facts.flag("mlp_bias"))
-    return _alike(facts, facts.norm(eps=1e-5), qkv_bias=qkv_bias, out_bias=bias, mlp_bias=bias)
+    attention: dict[str, Any] = {"qkv_bias": qkv_bias, "out_bias": bias, **facts.heads(128)}
+    return _alike(facts, facts.norm(eps=1e-5), mlp_bias=bias, **attention)
 
 
 def seed_oss(hf_config: object) -> DecoderSpec:
     """Return the facts of a Seed-OSS config."""
     facts = ModelFacts(hf_config)
     bias, out_bias = facts.flag("attention_bias", True), facts.flag("attention_out_bias")
-    return _alike(facts, facts.norm(), qkv_bias=bias, out_bias=out_bias, mlp_bias=facts.flag("mlp_bias"))
+    attention: dict[str, Any] = {"qkv_bias": bias, "out_bias": out_bias, **facts.heads(128)}
+    return _alike(facts, facts.norm(), mlp_bias=facts.flag("mlp_bias"), **attention)
 
 
 def smollm3(hf_config: object) -> DecoderSpec:

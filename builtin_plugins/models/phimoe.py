@@ -15,8 +15,9 @@ NAMES = WeightNames(
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
-    return [Entry("PhimoeForCausalLM", "builtin_plugins.models.phimoe:spec", "Phi-3.5-MoE")]
+    """Return the architecture under transformers' name and under that of its own files."""
+    names = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
+    return [Entry(name, "builtin_plugins.models.phimoe:spec", "Phi-3.5-MoE") for name in names]
 
 
 def spec(hf_config: object) -> DecoderSpec:

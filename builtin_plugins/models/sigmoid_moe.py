@@ -17,7 +17,7 @@ def engine_models() -> list[Entry]:
     ]
 
 
-def _experts(facts: ModelFacts) -> MoeSpec:
+def _experts(facts: ModelFacts, *, renormalize: bool = True) -> MoeSpec:
     """Return experts in groups beside a shared one."""
     width, shared = facts.count("moe_intermediate_size"), facts.count("n_shared_experts", 1)
     return MoeSpec(
@@ -26,7 +26,7 @@ def _experts(facts: ModelFacts) -> MoeSpec:
         width=width,
         activation=facts.activation(),
         score="sigmoid",
-        renormalize=facts.flag("norm_topk_prob", True),
+        renormalize=facts.flag("norm_topk_prob", renormalize),
         scale=facts.number("routed_scaling_factor", 1.0),
         choice_bias=True,
         groups=facts.count("n_group", 1),
@@ -57,7 +57,7 @@ def glm4_moe(hf_config: object) -> DecoderSpec:
 def dots1(hf_config: object) -> DecoderSpec:
     """Return the facts of a dots.llm1 config."""
     facts = ModelFacts(hf_config)
-    norm, experts, bias = facts.norm(), _experts(facts), facts.flag("attention_bias")
+    norm, experts, bias = facts.norm(), _experts(facts, renormalize=False), facts.flag("attention_bias")
     dense = facts.count("first_k_dense_replace", 0, least=0)
     windows = facts.windows(facts.window(4096), full_below=facts.count("max_window_layers", 62, least=0))
     layers = tuple(

@@ -1,6 +1,6 @@
 """Models of Llama's shape whose MLP has no gate, most with layer norms and biases."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import DecoderSpec, Entry, LayerSpec, Llama3Scaling, ModelFacts, NormSpec, RopeSpec, WeightNames, hookimpl
 
 HERE = "builtin_plugins.models.ungated"
 
@@ -55,7 +55,10 @@ def apertus(hf_config: object) -> DecoderSpec:
     """Return the facts of an Apertus config: a learned activation, norms on query and key heads."""
     facts = ModelFacts(hf_config)
     norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
-    rope = facts.rope(facts.heads()["head_size"], theta=12e6)
+    size = facts.heads()["head_size"]
+    rope = facts.rope(size, theta=12e6)
+    if facts.get("rope_parameters") is None and facts.get("rope_scaling") is None:
+        rope = RopeSpec(size=size, theta=12e6, scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192))
     layer = LayerSpec(
         attention=facts.attention(rope=rope, qk_norm=norm, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(activation=facts.activation(default="xielu"), gated=False),
@@ -108,7 +111,7 @@ def persimmon(hf_config: object) -> DecoderSpec:
     """Return the facts of a Persimmon config: query, key and value fused by head, layer norms on the heads."""
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm()
-    rope = facts.rope(facts.heads()["head_size"], theta=25_000.0, share=0.5)
+    rope = facts.rope(facts.heads()["head_size"], share=0.5)
     qk_norm = norm if facts.flag("qk_layernorm", True) else None
     layer = LayerSpec(
         attention=facts.attention(rope=rope, qk_norm=qk_norm, qkv_bias=True, out_bias=True),

@@ -106,33 +106,38 @@ class Experts(nn.Module):
         for target, half in zip(self._halves, tensor.chunk(2, 1), strict=True):
             self._cut(target, 1, half)
 
-    def _fill_turns(self, tensor: torch.Tensor) -> None:
-        """Take rows of gate and up in turn."""
+    def _fill_turns(self, tensor: torch.Tensor, first: int = 0) -> None:
+        """Take rows of gate and up in turn, of as many experts as the tensor has from the `first` on."""
         for target, start in zip(self._halves, (0, 1), strict=True):
-            self._cut(target, 1, tensor[:, start::2])
+            self._cut(target[first : first + len(tensor)], 1, tensor[:, start::2])
 
-    def _fill_down(self, tensor: torch.Tensor) -> None:
-        self._cut(self.down.data, 2, tensor)
+    def _fill_down(self, tensor: torch.Tensor, first: int = 0) -> None:
+        self._cut(self.down.data[first : first + len(tensor)], 2, tensor)
 
     def _cut(self, target: torch.Tensor, axis: int, tensor: torch.Tensor) -> None:
         fill(target, self._group.cut(tensor, axis))
 
 
 def _expect_packed(
-    weights: WeightMap, name: str, shape: tuple[int, int, int], take: Callable[[torch.Tensor], None]
+    weights: WeightMap, name: str, shape: tuple[int, int, int], take: Callable[[torch.Tensor, int], None]
 ) -> None:
-    """Expect the four-bit numbers and the scales of a tensor; `take` gets it unpacked when both are there."""
+    """Expect the four-bit numbers and the scales of all experts.
+
+    When both are there, `take` gets the weights one expert at a time, so that few are unpacked at once.
+    """
     count, rows, columns = shape
     found: dict[str, torch.Tensor] = {}
 
     def keep(part: str, tensor: torch.Tensor) -> None:
         found[part] = tensor
         if len(found) == 2:
-            take(unpack(found.pop("blocks"), found.pop("scales")))
+            blocks, scales = found.pop("blocks"), found.pop("scales")
+            for index in range(count):
+                take(unpack(blocks[index : index + 1], scales[index : index + 1]), index)
 
-    blocks = (count, rows, columns // BLOCK, BLOCK // 2)
-    weights.add(f"{name}_blocks", blocks, partial(keep, "blocks"))
-    weights.add(f"{name}_scales", blocks[:3], partial(keep, "scales"))
+    packed = (count, rows, columns // BLOCK, BLOCK // 2)
+    weights.add(f"{name}_blocks", packed, partial(keep, "blocks"))
+    weights.add(f"{name}_scales", packed[:3], partial(keep, "scales"))
 
 
 def unpack(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

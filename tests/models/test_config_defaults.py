@@ -1,0 +1,47 @@
+"""What a config.json leaves out means to us what it means to transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+
+from core.errors import ModelError
+from core.testing.checkpoints import ARCHITECTURES, TINY
+
+ALWAYS_GIVEN = {"max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "num_key_value_heads"}
+"""Their defaults are the sizes of one release of a model; every published file has them."""
+OTHERWISE = {
+    ("DbrxForCausalLM", "ffn_config"): "transformers reads no rope_theta from attn_config, where DBRX's file has it",
+    ("Olmo3ForCausalLM", "old rope_theta"): "transformers keeps it for the full layers only",
+    ("Gemma4ForCausalLM", "old rope_theta"): "Gemma 4 never had the old format",
+}
+
+
+def shortened(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the config without each of its fields, and with the old spelling of the rotary base."""
+    without = {key: {k: v for k, v in facts.items() if k != key} for key in facts if key not in ALWAYS_GIVEN}
+    plain = {key: value for key, value in facts.items() if key != "rope_parameters"}
+    return {**without, "old rope_theta": {**plain, "rope_theta": 54321.0}}
+
+
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(TINY)))
+def test_absent_fields_mean_what_they_mean_to_transformers(
+    architecture: str, spec_of: Callable[[str, Any], Any]
+) -> None:
+    config_class, facts = ARCHITECTURES[architecture]
+    for what, given in shortened(dict(facts)).items():
+        if (architecture, what) in OTHERWISE:
+            continue
+        try:
+            found = spec_of(architecture, SimpleNamespace(**given))
+            config = getattr(transformers, config_class)(**given)
+        except (ModelError, StrictDataclassError):
+            continue  # a field that must be there
+        complete = SimpleNamespace(**json.loads(config.to_json_string(use_diff=False)))
+        assert found == spec_of(architecture, complete), f"without {what}"
