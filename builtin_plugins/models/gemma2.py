@@ -25,6 +25,7 @@ def spec(hf_config: object) -> DecoderSpec:
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
+                **facts.heads(256),
                 scale=facts.number("query_pre_attn_scalar", 256) ** -0.5,
                 softcap=facts.number_or_none("attn_logit_softcapping", 50.0),
                 window=window,

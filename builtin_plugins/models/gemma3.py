@@ -22,12 +22,13 @@ def spec(hf_config: object) -> DecoderSpec:
     norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6), offset=1.0)
     mlp = facts.mlp(activation=facts.activation("hidden_activation", "gelu_pytorch_tanh"))
     bias = facts.flag("attention_bias")
-    size = facts.heads()["head_size"]
+    size = facts.heads(256)["head_size"]
     full = facts.rope(size, layer_type="full_attention", theta=1e6)
     local = facts.rope(size, layer_type="sliding_attention", theta_name="rope_local_base_freq", scaled=False)
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
+                **facts.heads(256),
                 rope=full if window is None else local,
                 scale=facts.number("query_pre_attn_scalar", 256) ** -0.5,
                 window=window,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
@@ -171,7 +172,7 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
         )
     config_class, facts = ARCHITECTURES[architecture]
     ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
-    return getattr(transformers, config_class)(**{**facts, **ends, **overrides})
+    return getattr(transformers, config_class)(**deepcopy({**facts, **ends, **overrides}))  # it changes what is nested
 
 
 def write_tokenizer(folder: str | Path) -> None:
