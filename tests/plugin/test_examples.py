@@ -24,7 +24,7 @@ from core.plugin import KINDS
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = {
     "logits_processor": ("token_sets", "logits_processors"),
-    "model_architecture": ("stablelm", "models"),
+    "model_architecture": ("vaultgemma", "models"),
     "http_route": ("token_budget", "routes"),
 }
 ENGINE = "import sys; from core.cli.main import main; sys.exit(main())"

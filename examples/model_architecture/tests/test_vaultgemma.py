@@ -10,37 +10,37 @@ from typing import Any
 
 import pytest
 import torch
-from engine_stablelm.model import EXAMPLE_CONFIG, spec
-from transformers import StableLmConfig, StableLmForCausalLM
+from engine_vaultgemma.model import EXAMPLE_CONFIG, spec
+from transformers import VaultGemmaConfig, VaultGemmaForCausalLM
 
 from core import LLM, SamplingParams
 from core.api import ModelError
 from core.testing import conformance
 from core.testing.plugins import load_plugins
 
-MODULE = "engine_stablelm.plugin"
+MODULE = "engine_vaultgemma.plugin"
 
 
-def test_stablelm_brings_what_it_says() -> None:
+def test_vaultgemma_brings_what_it_says() -> None:
     entries = conformance.entries_of_named_plugins(load_plugins(MODULE))
     assert {registered.kind for registered in entries} == {"models"}
 
 
 @pytest.mark.parametrize("case", conformance.cases(MODULE), ids=str)
-def test_stablelm_keeps_its_contract(case: conformance.Case) -> None:
+def test_vaultgemma_keeps_its_contract(case: conformance.Case) -> None:
     case()
 
 
-def test_finding_stablelm_imports_no_torch() -> None:
+def test_finding_vaultgemma_imports_no_torch() -> None:
     code = f"import sys, {MODULE}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def checkpoint(folder: Path, **changes: Any) -> StableLmForCausalLM:
+def checkpoint(folder: Path, **changes: Any) -> VaultGemmaForCausalLM:
     """Write a tiny random checkpoint and return transformers' model of it."""
     generator = torch.Generator().manual_seed(1)
-    config = StableLmConfig(**{**EXAMPLE_CONFIG, **changes})
-    model = StableLmForCausalLM._from_config(config, attn_implementation="eager").eval()
+    config = VaultGemmaConfig(**{**EXAMPLE_CONFIG, **changes})
+    model = VaultGemmaForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Large enough that every layer matters and early tokens move the last logits.
@@ -51,7 +51,7 @@ def checkpoint(folder: Path, **changes: Any) -> StableLmForCausalLM:
 
 
 @torch.inference_mode()
-def greedy(model: StableLmForCausalLM, ids: list[int], num_tokens: int) -> list[int]:
+def greedy(model: VaultGemmaForCausalLM, ids: list[int], num_tokens: int) -> list[int]:
     """Return transformers' greedy tokens, none of them a close call."""
     tokens = list(ids)
     for _ in range(num_tokens):
@@ -63,7 +63,9 @@ def greedy(model: StableLmForCausalLM, ids: list[int], num_tokens: int) -> list[
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"use_parallel_residual": True, "use_qkv_bias": False}], ids=["two norms", "parallel"]
+    "changes",
+    [{}, {"layer_types": ["full_attention"] * 2, "final_logit_softcapping": None}],
+    ids=["windows", "no windows"],
 )
 def test_greedy_tokens_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     ids = [(17 * i + 5) % 300 for i in range(70)]
@@ -82,5 +84,5 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, changes: dict[str, Any
 
 
 def test_what_is_not_served_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match=r"qk_layernorm is on in config.json"):
-        spec(SimpleNamespace(**EXAMPLE_CONFIG, qk_layernorm=True))
+    with pytest.raises(ModelError, match=r"use_bidirectional_attention is on in config.json"):
+        spec(SimpleNamespace(**EXAMPLE_CONFIG, use_bidirectional_attention=True))

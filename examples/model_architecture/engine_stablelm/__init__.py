@@ -1,1 +1,0 @@
-"""the model architecture `StableLmForCausalLM` for the engine."""

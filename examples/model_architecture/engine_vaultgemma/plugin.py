@@ -1,0 +1,11 @@
+"""What vaultgemma brings: an entry, imported only when it is chosen."""
+
+from __future__ import annotations
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the entry."""
+    return [Entry("VaultGemmaForCausalLM", "engine_vaultgemma.model:spec", "VaultGemma")]
