@@ -180,6 +180,8 @@ def _attention_facts(spec: Any) -> dict[str, Any]:
         "window": any(layer.window for layer in layers),
         "chunk": any(layer.chunk for layer in layers),
         "softcap": any(layer.softcap for layer in layers),
+        "alibi": any(layer.alibi for layer in layers),
+        "sinks": any(layer.sinks for layer in layers),
     }
 
 

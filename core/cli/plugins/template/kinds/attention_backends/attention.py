@@ -64,10 +64,14 @@ def _attend_one(
         scores = params.softcap * torch.tanh(scores / params.softcap)
     at = torch.arange(length - query.shape[0], length, device=query.device)[:, None]
     seen = torch.arange(first, length, device=query.device)
+    if params.alibi is not None:
+        scores = scores + params.alibi[:, None, None] * (seen - at)
     visible = seen <= at
     if params.window is not None:
         visible &= seen > at - params.window
     if params.chunk is not None:
         visible &= seen // params.chunk == at // params.chunk
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, values)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if params.sinks is not None:  # one more column, whose weight goes to nothing
+        scores = torch.cat([scores, params.sinks.float()[:, None, None].expand(-1, len(query), 1)], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(keys)], values)
