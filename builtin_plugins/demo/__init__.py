@@ -1,1 +1,0 @@
-"""The demo model, which is taken where the user names none."""
