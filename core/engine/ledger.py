@@ -15,7 +15,9 @@ import msgspec
 from core.step import EngineRequest, RequestDelta
 
 MOST_STRIKES: Final = 2
-"""A request that was found to have killed the engine this often, in the same place, is not tried again."""
+"""A request that was found to have killed the engine this often, in the same place, is not tried again ..."""
+MOST_KILLS: Final = 3
+"""... but once more when somebody outside seems to have done it: whoever kills at random may hit a trial twice."""
 LOST_TOKENS: Final = 16
 """The last tokens before a crash may not arrive, so that the same place can look different by as many."""
 
@@ -122,7 +124,7 @@ class Ledger:
                 debt.strikes = 0
             debt.struck_at = len(debt.token_ids)
             debt.strikes += alone or death is Death.FAULT
-            debt.guilty = alone and debt.strikes >= MOST_STRIKES
+            debt.guilty = alone and debt.strikes >= (MOST_KILLS if death is Death.KILLED else MOST_STRIKES)
         for debt in given:
             debt.given = debt.started = False
         trials = {rid: debt.strikes for rid, debt in self._debts.items() if debt.is_suspect}
@@ -130,11 +132,14 @@ class Ledger:
 
     def condemned(self) -> list[RequestDelta]:
         """Return, once, the ends of the requests that must not be tried again."""
-        guilty = [rid for rid, debt in self._debts.items() if debt.guilty]
+        guilty = {rid: debt.strikes for rid, debt in self._debts.items() if debt.guilty}
         for request_id in guilty:
             del self._debts[request_id]
-        message = f"the engine died {MOST_STRIKES} times while it computed this request, so it is not tried again"
-        return [RequestDelta(request_id=rid, finish_reason="error", error=f"{message} ({rid})") for rid in guilty]
+        message = "the engine died {} times while it computed this request, so it is not tried again ({})"
+        return [
+            RequestDelta(request_id=rid, finish_reason="error", error=message.format(strikes, rid))
+            for rid, strikes in guilty.items()
+        ]
 
     def resumption(self, request_id: str) -> EngineRequest | None:
         """Return the request as it goes on: behind the tokens it has. None when it has ended."""

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.engine.ledger import MOST_STRIKES, Death, Ledger
+from core.engine.ledger import MOST_KILLS, MOST_STRIKES, Death, Ledger
 from core.step import EngineRequest, Logprobs, RequestDelta
 from core.types import SamplingParams
 
@@ -101,13 +101,14 @@ def test_every_token_arrives_once_and_only_the_guilty_are_failed(
     poison = {name: draw.randrange(8) for name in names[:guilty]}
     clients = Clients(names, poison)
     clients.waiting = names
+    strikes = MOST_KILLS if death is Death.KILLED else MOST_STRIKES
     deaths = 0
     while len(clients.ledger):
         killed = clients.live(draw, steps=200)
         if killed:
             clients.die(death)
             deaths += 1
-        assert deaths <= (MOST_STRIKES + 2) * len(poison)
+        assert deaths <= (strikes + 2) * len(poison)
     for name in names:
         condemned = name in poison
         assert clients.ended[name] == ("error" if condemned else "length")
