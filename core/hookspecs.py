@@ -87,6 +87,18 @@ def engine_chat_renderers() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_tool_parsers() -> Sequence[Entry]:
+    """How model families write tool calls (`--tool-call-parser`). Contract: `core.contracts.ToolFormat`."""
+    raise NotImplementedError
+
+
+@hookspec
+def engine_reasoning_parsers() -> Sequence[Entry]:
+    """How model families tell thoughts from answers (`--reasoning-parser`). Contract: `core.contracts.ReasoningFormat`."""
+    raise NotImplementedError
+
+
+@hookspec
 def engine_servers() -> Sequence[Entry]:
     """Servers that carry route groups. Contract: `core.contracts.Server`."""
     raise NotImplementedError

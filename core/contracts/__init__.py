@@ -31,6 +31,7 @@ from core.contracts.serving import (
     TokenStats,
 )
 from core.contracts.text import ChatRenderer, Tokenizer
+from core.parsing import ReasoningFormat, ToolFormat
 
 __all__ = [
     "Architecture",
@@ -54,6 +55,7 @@ __all__ = [
     "Platform",
     "QuantMethod",
     "QueuedRequest",
+    "ReasoningFormat",
     "RequestStats",
     "RouteGroup",
     "RunnerExtension",
@@ -66,5 +68,6 @@ __all__ = [
     "StepStats",
     "TokenStats",
     "Tokenizer",
+    "ToolFormat",
     "WeightLoader",
 ]

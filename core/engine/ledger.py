@@ -16,8 +16,8 @@ from core.step import EngineRequest, RequestDelta
 
 MOST_STRIKES: Final = 2
 """A request that was found to have killed the engine this often, in the same place, is not tried again ..."""
-MOST_KILLS: Final = 3
-"""... but once more when somebody outside seems to have done it: whoever kills at random may hit a trial twice."""
+MOST_KILLS: Final = 5
+"""... but more often when somebody outside seems to have done it: whoever kills at random may hit several trials."""
 LOST_TOKENS: Final = 16
 """The last tokens before a crash may not arrive, so that the same place can look different by as many."""
 

@@ -43,6 +43,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy", "named"),
             Kind("tokenizers", "tokenizer", "Tokenizer", "named"),
             Kind("chat_renderers", "chat renderer", "ChatRenderer", "best"),
+            Kind("tool_parsers", "tool call parser", "ToolFormat", "named"),
+            Kind("reasoning_parsers", "reasoning parser", "ReasoningFormat", "named"),
             Kind("servers", "server", "Server", "best"),
             Kind("routes", "route group", "RouteGroup", "all", opt_in_third_party=True),
             Kind("metric_sinks", "metric sink", "MetricSink", "all"),

@@ -200,9 +200,9 @@ def test_who_kills_the_engine_is_failed_by_name_and_the_others_complete(
         )
         assert last.outputs[0].finish_reason == "error"
         assert "guilty" in (last.error or "")
-        assert f"died {2 if way == 'exit' else 3} times" in (last.error or "")
+        assert f"died {2 if way == 'exit' else 5} times" in (last.error or "")
         assert others == expected
-        assert engine._client.status().restarts <= (3 if way == "exit" else 7)  # a SIGKILL may be anybody's
+        assert engine._client.status().restarts <= (3 if way == "exit" else 9)  # a SIGKILL may be anybody's
         assert (await collect(engine, 1)) == expected[0]
 
     with running(llama, plugins=[str(plugin)]) as engine:

@@ -26,7 +26,7 @@ def test_every_builtin_entry_has_a_target_that_can_be_imported() -> None:
     registry = load_plan(make_plan())
     for kind in KINDS:
         for registered in registry.entries(kind):
-            assert callable(registry.load(registered))
+            registry.load(registered)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,14 @@ def check_summary_is_one_line(subject: Subject) -> None:
     assert len(summary) <= 120, f"{subject.entry.name}: the summary has {len(summary)} characters; use at most 120."
 
 
-def check_target_is_callable(subject: Subject) -> None:
-    """The engine constructs classes and calls functions; anything else cannot be used."""
-    assert callable(subject.target), f"{subject.entry.name}: {subject.target!r} is neither a class nor a function."
+def check_target_is_what_the_contract_says(subject: Subject) -> None:
+    """The engine constructs classes and calls functions; where the contract is plain data, it takes the data."""
+    contract = getattr(contracts, KINDS[subject.kind].contract)
+    if isinstance(contract, type) and dataclasses.is_dataclass(contract):
+        found = f"{subject.entry.name}: the target is {subject.target!r}; make it a {contract.__name__}."
+        assert isinstance(subject.target, contract), found
+    else:
+        assert callable(subject.target), f"{subject.entry.name}: {subject.target!r} is neither a class nor a function."
 
 
 def check_has_the_methods_of_its_contract(subject: Subject) -> None:

@@ -1,0 +1,1 @@
+"""How model families tell thoughts from answers."""

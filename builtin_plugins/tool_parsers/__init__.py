@@ -1,0 +1,1 @@
+"""How model families write tool calls."""

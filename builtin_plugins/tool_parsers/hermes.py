@@ -1,0 +1,20 @@
+"""Hermes: each call a JSON object between two tags.
+
+Format: the `tool_use` template of NousResearch/Hermes-2-Pro-Llama-3-8B, and Qwen2.5's and Qwen3's chat templates.
+"""
+
+from __future__ import annotations
+
+from core.api import ParseRequest, Reading, Scan, ToolFormat
+
+
+def read(scan: Scan, request: ParseRequest) -> Reading:
+    """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, text around."""
+    while (yield from scan.text("<tool_call>")):
+        with scan.attempt():
+            call = yield from scan.object()
+            yield from scan.expect("</tool_call>")
+            scan.call(call.get("name"), call.get("arguments", {}))
+
+
+HERMES = ToolFormat(read, markers=("<tool_call>", "</tool_call>"))

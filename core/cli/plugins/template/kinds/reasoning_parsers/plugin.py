@@ -1,0 +1,11 @@
+"""What acme brings: an entry, imported only when it is chosen."""
+
+from __future__ import annotations
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_reasoning_parsers() -> list[Entry]:
+    """Return the entry."""
+    return [Entry("acme", "engine_acme.parser:FORMAT", "thoughts between <thought> and </thought>")]

@@ -1,0 +1,18 @@
+"""A tool call parser: says how a model family writes calls; streaming, chunks and broken calls are the engine's part."""
+
+from __future__ import annotations
+
+from core.api import ParseRequest, Reading, Scan, ToolFormat
+
+
+def read(scan: Scan, request: ParseRequest) -> Reading:
+    """Read `<call>name{"argument": 1}</call>`, any number of them, with text around."""
+    while (yield from scan.text("<call>")):
+        with scan.attempt():  # what breaks inside is content, all of it
+            name = yield from scan.before("{")
+            arguments = yield from scan.object()
+            yield from scan.expect("</call>")
+            scan.call(name, arguments)
+
+
+FORMAT = ToolFormat(read, markers=("<call>", "</call>"))

@@ -1,0 +1,25 @@
+"""Model text to what a client sees: reasoning, content, tool calls. Torch-free; knows no model family by name."""
+
+from core.parsing.events import Call, Event, Reasoning, Text
+from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
+from core.parsing.output import OutputParser, ParsedDelta
+from core.parsing.scan import Broken, Scan
+from core.parsing.values import typed_arguments, typed_value
+
+__all__ = [
+    "Broken",
+    "Call",
+    "Event",
+    "OutputParser",
+    "ParseRequest",
+    "ParsedDelta",
+    "Reading",
+    "Reasoning",
+    "ReasoningFormat",
+    "Scan",
+    "Text",
+    "ToolFormat",
+    "random_call_id",
+    "typed_arguments",
+    "typed_value",
+]

@@ -1,0 +1,73 @@
+"""Where a JSON value, or a Python list of calls, ends: brackets counted outside of strings, piece by piece."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_DEPTH: Final = 200
+"""Brackets inside brackets; deeper is no call anybody made."""
+_OPEN: Final = {"{": "}", "[": "]", "(": ")"}
+_JSON: Final = re.compile(r"[^\s\w:,.+\-]")
+_PYTHON: Final = re.compile(r"[\[\](){}\"'<>|`\\]")
+_STRING_END: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+
+
+class Brackets:
+    """Reads from an opening bracket to the one that closes it. Checks no more of the grammar than it needs."""
+
+    __slots__ = ("_escaped", "_interesting", "_open", "_quote")
+
+    def __init__(self, *, json: bool) -> None:
+        """`json`: no round brackets, no single quotes, and only what JSON has outside of strings."""
+        self._interesting = _JSON if json else _PYTHON
+        self._open: list[str] = []
+        self._quote = ""
+        self._escaped = False
+
+    def end(self, text: str, at: int) -> int | None:
+        """Return the index behind the value's last character, or None if it goes on behind this text.
+
+        Raises ValueError with the index of a character that cannot stand there.
+        """
+        while at < len(text):
+            if self._quote:
+                at = self._string(text, at)
+                continue
+            found = self._interesting.search(text, at)
+            if found is None:
+                if not self._open and text[at:].strip():
+                    raise ValueError(at)
+                return None
+            at = found.start()
+            self._take(text[at], at)
+            at += 1
+            if not self._open and not self._quote:
+                return at
+        return None
+
+    def _string(self, text: str, at: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return at + 1
+        found = _STRING_END[self._quote].search(text, at)
+        if found is None:
+            return len(text)
+        if text[found.start()] == "\\":
+            self._escaped = True
+        else:
+            self._quote = ""
+        return found.end()
+
+    def _take(self, char: str, at: int) -> None:
+        if char in _OPEN and (char != "(" or self._interesting is _PYTHON):
+            self._open.append(_OPEN[char])
+            if len(self._open) <= MAX_DEPTH:
+                return
+        elif self._open and char == self._open[-1]:
+            self._open.pop()
+            return
+        elif self._open and (char == '"' or (char == "'" and self._interesting is _PYTHON)):
+            self._quote = char
+            return
+        raise ValueError(at)

@@ -1,0 +1,46 @@
+"""What a format finds in model text. Plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+Ranges = tuple[tuple[int, int], ...]
+"""Where in a text special tokens are spelled: (start, end) of each, in order."""
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Content, as it goes to the user."""
+
+    text: str
+    specials: Ranges = ()
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """What the model thought before, or between, what it said."""
+
+    text: str
+    specials: Ranges = ()
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One whole tool call."""
+
+    name: str
+    arguments: str
+    """JSON text of an object."""
+    id: str | None = None
+    """Where the model itself gives its calls ids."""
+
+
+Event = Text | Reasoning | Call
+
+
+def without_specials(event: Text | Reasoning) -> str:
+    """Return the text without the special tokens spelled in it."""
+    if not event.specials:
+        return event.text
+    kept, at = [], 0
+    for start, end in event.specials:
+        kept.append(event.text[at:start])
+        at = max(at, end)
+    return "".join([*kept, event.text[at:]])

@@ -1,0 +1,70 @@
+"""What a tool or reasoning parser plugin states: how a model family writes, as a generator over a `Scan`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.parsing.scan import Scan
+
+Reading = Generator[None, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ParseRequest:
+    """What a format may know of the request whose output it reads."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """As the client gave them: `{"type": "function", "function": {"name", "parameters", ...}}`."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """`chat_template_kwargs`, where thinking is switched on and off."""
+    prompt_end: str = ""
+    """The last text of the prompt: templates may open, or open and close, the reasoning there."""
+
+    def parameters(self, tool: str) -> Mapping[str, Any]:
+        """Return the JSON schema of a tool's arguments; empty for an unknown tool."""
+        for given in self.tools:
+            function = given.get("function", given)
+            if function.get("name") == tool:
+                schema = function.get("parameters")
+                return schema if isinstance(schema, Mapping) else {}
+        return {}
+
+    def prompt_opens(self, start: str, end: str) -> bool | None:
+        """Say whether the prompt ends inside reasoning (True), or behind it (False); None if neither marker is last."""
+        opened, closed = self.prompt_end.rfind(start), self.prompt_end.rfind(end)
+        last = self.prompt_end.rstrip()
+        if opened > closed and last.endswith(start):
+            return True
+        return False if closed > opened and last.endswith(end) else None
+
+
+def random_call_id(name: str, index: int) -> str:
+    """Return an id as OpenAI makes them."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model family writes tool calls. Target of a `tool_parsers` entry."""
+
+    read: Callable[[Scan, ParseRequest], Reading]
+    """Shows text as content and notes calls; everything it leaves unread when it returns is content."""
+    markers: tuple[str, ...] = ()
+    """Texts that are special tokens in the family's own tokenizers, and then count only as such."""
+    call_id: Callable[[str, int], str] = random_call_id
+    """Makes the id of a call the model gave none, from its name and its index in the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model family tells thoughts from answers. Target of a `reasoning_parsers` entry."""
+
+    read: Callable[[Scan, ParseRequest], Reading]
+    """Shows reasoning, and as content what is none; the tool parser reads that content."""
+    markers: tuple[str, ...] = ()
+    """Texts that are special tokens in the family's own tokenizers, and then count only as such."""
+    ends: tuple[str, ...] = ()
+    """Texts behind which no more reasoning comes: there a grammar takes hold of the answer."""

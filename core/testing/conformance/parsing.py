@@ -1,0 +1,55 @@
+"""What tool and reasoning parsers have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from core.testing.parsing import Reader, chunkings, hostile_texts
+
+_SHORT: Final = 300
+"""Texts up to this length are cut in many ways; longer ones only read."""
+_CHARS: Final = 1_600
+_TIMES_LONGER: Final = 8
+_TIMES_SLOWER: Final = 3 * _TIMES_LONGER
+
+
+def assert_agreement(reader: Reader, markers: Sequence[str]) -> None:
+    """Assert that hostile texts say the same in every chunking, with markers as text and as special tokens."""
+    for special in (frozenset[str](), frozenset(markers)):
+        one = replace(reader, special=special)
+        for seed, text in enumerate(hostile_texts(markers)):
+            if len(text) > _SHORT:
+                continue
+            whole = one.read([one.piece(text)])
+            for chunks in chunkings(text, special, seed, count=6):
+                found = one.read(one.piece(chunk) for chunk in chunks)
+                assert found == whole, f"in the pieces {chunks!r}\nthe text says {found}\nand as a whole {whole}"
+
+
+def assert_survival(reader: Reader, markers: Sequence[str]) -> None:
+    """Assert that no text makes the parser raise."""
+    for special in (frozenset[str](), frozenset(markers)):
+        one = replace(reader, special=special)
+        for text in hostile_texts(markers, seed=1):
+            try:
+                one.read([one.piece(text)])
+            except Exception as error:
+                raise AssertionError(f"{type(error).__name__}: {error} for the text {text[:200]!r}") from error
+
+
+def assert_linear(reader: Reader, markers: Sequence[str]) -> None:
+    """Assert that time grows with the length of the text, not with its square, whole and in small pieces."""
+    for unit in ("word ", *markers, *(f'{marker}{{"name": "' for marker in markers)):
+        short, long = (unit * (size // len(unit)) for size in (_CHARS, _CHARS * _TIMES_LONGER))
+        for width in (len(long), 16):
+            ratio = min(_took(reader, long, width) / _took(reader, short, width) for _ in range(2))
+            assert ratio < _TIMES_SLOWER, f"{_TIMES_LONGER} times {unit!r} takes {ratio:.0f} times as long."
+
+
+def _took(reader: Reader, text: str, width: int) -> float:
+    started = time.perf_counter()
+    reader.read((text[at : at + width], ()) for at in range(0, len(text), width))
+    return time.perf_counter() - started

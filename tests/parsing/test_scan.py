@@ -1,0 +1,77 @@
+"""The runtime under parsers: what is held back, what is layout, what is text after all."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.parsing import Call, OutputParser, ParseRequest, Reading, Scan, ToolFormat, typed_value
+from core.testing.parsing import Parsed, Reader
+
+PARTS = st.sampled_from(["<a>", "</a>", "<ab>", "<", "a", ">", "x", " ", "\n", '{"k": 1}', "{", '"', "[1]", "é🙂"])
+
+
+def letters(scan: Scan, request: ParseRequest) -> Reading:
+    while marker := (yield from scan.text("<a>", "<ab>", "<")):
+        with scan.attempt():
+            if marker == "<":
+                yield from scan.expect("a>")
+            scan.call(marker, (yield from scan.object()))
+            yield from scan.expect("</a>")
+
+
+LETTERS = ToolFormat(letters, markers=("<a>", "</a>", "<ab>"), call_id=lambda name, index: f"{name}{index}")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(PARTS, max_size=12).map("".join))
+def test_chunks_make_no_difference_and_nothing_is_lost(text: str) -> None:
+    for special in (frozenset[str](), frozenset(LETTERS.markers)):
+        Reader(tools=LETTERS, special=special).check(text)
+    found = Reader(tools=LETTERS).check(text)
+    if not found.calls:
+        assert found.content == text.lstrip()
+
+
+def test_only_what_may_become_a_marker_is_held_back() -> None:
+    parser = OutputParser(ParseRequest(), tools=LETTERS)
+    assert [parser.feed(piece).content for piece in ("one <", "b", " two  ", "three")] == [
+        "one",
+        " <b",
+        " two",
+        "  three",
+    ]
+
+
+def test_calls_come_as_soon_as_they_are_whole() -> None:
+    parser = OutputParser(ParseRequest(), tools=LETTERS)
+    assert parser.feed('<a>{"k": 1}</a').calls == []
+    assert parser.feed('><ab>{"k": 2}</a>').calls == [
+        Call("<a>", '{"k": 1}', "<a>0"),
+        Call("<ab>", '{"k": 2}', "<ab>1"),
+    ]
+
+
+def test_white_space_between_calls_is_layout_and_between_words_is_not() -> None:
+    found = Reader(tools=LETTERS).check('\n one \n<a>{"k": 1}</a> \n <a>{"k": 2}</a>\n\ntwo \n')
+    assert found == Parsed("one \ntwo \n", (("<a>", {"k": 1}), ("<a>", {"k": 2})))
+
+
+def test_values_get_the_types_of_the_schema() -> None:
+    cases = [
+        ("5", {"type": "integer"}, 5),
+        ("5", {"type": "string"}, "5"),
+        ("5.0", {"type": "integer"}, 5),
+        ("true", {"type": "boolean"}, True),
+        ("True", {"type": "boolean"}, True),
+        ("None", {"type": ["string", "null"]}, None),
+        ("[1, 2]", {"type": "array"}, [1, 2]),
+        ('{"a": 1}', {"type": "object"}, {"a": 1}),
+        ("x", {"type": "integer"}, "x"),
+        ("x", None, "x"),
+        ("7", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, 7),
+        ("NaN", {"type": "number"}, "NaN"),
+        ("[" * 10_000, {"type": "array"}, "[" * 10_000),
+    ]
+    for text, schema, value in cases:
+        assert typed_value(text, schema) == value, text

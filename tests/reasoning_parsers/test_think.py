@@ -1,0 +1,44 @@
+"""Thoughts between tags: with and without either tag, switched on and off, in every chunking."""
+
+from __future__ import annotations
+
+import pytest
+
+from builtin_plugins.reasoning_parsers.think import DEEPSEEK_R1, QWEN3
+from builtin_plugins.tool_parsers.hermes import HERMES
+from core.api import ParseRequest, ReasoningFormat
+from core.testing.parsing import Parsed, Reader
+
+ON = ParseRequest()
+OFF = ParseRequest(template_kwargs={"enable_thinking": False})
+OPENED = ParseRequest(prompt_end="<|im_start|>assistant\n<think>\n")
+CLOSED = ParseRequest(prompt_end="<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "request_", "text", "reasoning", "content"),
+    [
+        (DEEPSEEK_R1, ON, "<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
+        (DEEPSEEK_R1, ON, "hm</think>Yes.", "hm", "Yes."),
+        (DEEPSEEK_R1, ON, "hm, and no end", "hm, and no end", ""),
+        (DEEPSEEK_R1, ON, "hm</thi", "hm</thi", ""),
+        (DEEPSEEK_R1, ON, "a</think>b</think>c", "a", "b</think>c"),
+        (DEEPSEEK_R1, ON, "", "", ""),
+        (DEEPSEEK_R1, CLOSED, "Yes.", "", "Yes."),
+        (QWEN3, ON, "<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
+        (QWEN3, ON, "Yes.", "", "Yes."),
+        (QWEN3, ON, "<think>größer 漢字 🙂", "größer 漢字 🙂", ""),
+        (QWEN3, OPENED, "hm</think>Yes.", "hm", "Yes."),
+        (QWEN3, CLOSED, "Yes, <think> it is.", "", "Yes, <think> it is."),
+        (QWEN3, OFF, "<think>is a tag.", "", "<think>is a tag."),
+    ],
+)
+def test_thoughts(given: ReasoningFormat, request_: ParseRequest, text: str, reasoning: str, content: str) -> None:
+    found = Reader(reasoning=given, request=request_).check(text)
+    assert found == Parsed(content=content, reasoning=reasoning)
+
+
+def test_a_call_in_thoughts_is_none() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    found = Reader(tools=HERMES, reasoning=QWEN3).check(f"<think>I could {call}</think>{call}")
+    assert found == Parsed(calls=(("f", {}),), reasoning=f"I could {call}")
