@@ -71,7 +71,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "config_format": (str, "auto"),
         "code_revision": (Text, None),
         "tokenizer_revision": (Text, None),
-        "model_impl": (str, "auto"),
         "safetensors_load_strategy": (str, "lazy"),
         "model_loader_extra_config": (Json, {}),
         "pt_load_map_location": (str | Json, "cpu"),

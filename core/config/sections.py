@@ -54,6 +54,8 @@ class ModelConfig:
     """auto: sampling defaults from the model; vllm: neutral ones; or a folder with generation_config.json."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     """Sampling defaults laid over the model's."""
+    model_impl: str = "auto"
+    """auto: the architecture's own entry, else one for any architecture; native; or such an entry (transformers)."""
     quantization: str | None = None
     """Quantization method; default: what the checkpoint states."""
     enforce_eager: bool = False

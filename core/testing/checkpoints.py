@@ -16,6 +16,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
+from core.testing.shrunken import causal_types, shrunken_config
 from core.testing.tiny_configs import DENSE, GPT_LIKE, MIXTURES, UNLIKE_OTHERS, VOCAB
 
 CHAT_TEMPLATE: Final = (
@@ -138,12 +139,12 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a tiny random float32 checkpoint and its tokenizer to `folder` and return it.
 
-    `overrides` are fields of the config; `torch_dtype="bfloat16"` stores the weights in another dtype. Equal
+    `architecture` is one of ours, or a model type that transformers has a causal language model for. `overrides` are fields of the config; `torch_dtype="bfloat16"` stores the weights in another dtype. Equal
     arguments give equal files.
     """
     dtype = getattr(torch, overrides.pop("torch_dtype", "float32"))
     config = tiny_config(architecture, **overrides)
-    model_class: Any = getattr(transformers, architecture, None)
+    model_class: Any = getattr(transformers, causal_types().get(architecture, architecture), None)
     make: Any = model_class or transformers.AutoModelForCausalLM.from_config
     model = make(config)
     _randomise(model, seed)
@@ -164,15 +165,30 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
 
 
 def tiny_config(architecture: str, **overrides: Any) -> Any:
-    """Return transformers' config object of an architecture's tiny form. Raises `ConfigError` for an unknown one."""
-    if architecture not in ARCHITECTURES:
+    """Return transformers' config object of an architecture's tiny form, or of a model type's.
+
+    Raises `ConfigError` for an unknown one.
+    """
+    types = causal_types()
+    own = types.get(architecture, architecture)
+    config_class, facts = ARCHITECTURES.get(own, ("", {}))
+    if architecture in types and _type_of(config_class) != architecture:
+        return shrunken_config(architecture, **overrides)
+    if own not in ARCHITECTURES:
+        by_name = {name: model_type for model_type, name in reversed(types.items())}
+        if own in by_name:
+            return shrunken_config(by_name[own], **overrides)
         raise ConfigError(
             f"no tiny checkpoint for {architecture!r}; available: {', '.join(ARCHITECTURES)}"
-            f"{did_you_mean(architecture, ARCHITECTURES)}"
+            f"{did_you_mean(architecture, [*ARCHITECTURES, *types])}"
         )
-    config_class, facts = ARCHITECTURES[architecture]
     ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
     return getattr(transformers, config_class)(**deepcopy({**facts, **ends, **overrides}))  # it changes what is nested
+
+
+def _type_of(config_class: str) -> str:
+    found: str = getattr(getattr(transformers, config_class, None), "model_type", "")
+    return found
 
 
 def write_tokenizer(folder: str | Path) -> None:

@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 
 PLAIN = "none"
 """The quantization method of checkpoints that state none."""
+ANY = "any architecture"
+"""What an entry gives that builds models of architectures without an entry of their own."""
+NATIVE = ("native", "vllm")
+"""Words of `--model-impl` for entries of the architecture's own name; the second is vLLM's."""
 
 
 def load_model(
@@ -75,15 +79,15 @@ def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> 
     Reads no weight. Raises `ModelError` with one block for a config that cannot be served.
     """
     with _as_block(source):
-        chosen = _entry_called(
-            source.architecture,
-            registry.entries("models"),
-            f"no loaded plugin knows the architecture {source.architecture!r}",
-            f"{_parts(source)}Install a plugin that brings it, or correct `architectures` with --hf-overrides.",
-        )
+        chosen = _architecture(config, source, registry)
         architecture = registry.load(chosen)
-        with registry.blame(chosen):
-            spec: DecoderSpec | ModuleSpec = architecture(source.hf_config)
+        try:
+            with registry.blame(chosen):
+                spec: DecoderSpec | ModuleSpec = architecture(source.hf_config)
+        except ModelError as error:
+            if chosen.entry.name in (source.architecture, config.model.model_impl):
+                raise
+            raise ModelError(f"{_unknown(source, registry)} {chosen.entry.name}, for any other: {error}") from error
         served = config.model.max_model_len
         if isinstance(spec, DecoderSpec) and served is not None and served > 0:
             if 0 < spec.learned_positions < served:
@@ -93,6 +97,31 @@ def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> 
                 )
             spec = replace(spec, max_positions=served)
         return spec
+
+
+def _architecture(config: EngineConfig, source: ModelSource, registry: Registry) -> Registered:
+    """Return the entry that builds the model: its own, or one for any architecture, as `--model-impl` says."""
+    entries = {registered.entry.name: registered for registered in registry.entries("models")}
+    general = sorted((r for r in entries.values() if ANY in r.entry.gives), key=lambda r: -r.entry.priority)
+    wanted = config.model.model_impl
+    own = entries.get(source.architecture)
+    if wanted in (r.entry.name for r in general):
+        return entries[wanted]
+    if wanted not in NATIVE and wanted != "auto":
+        names = ["auto", *NATIVE, *(r.entry.name for r in general)]
+        raise ModelError(f"--model-impl {wanted!r} is not loaded; available: {', '.join(names)}.")
+    if own is None and (wanted in NATIVE or not general):
+        raise ModelError(_unknown(source, registry))
+    return own or general[0]
+
+
+def _unknown(source: ModelSource, registry: Registry) -> str:
+    known = sorted(r.entry.name for r in registry.entries("models") if ANY not in r.entry.gives)
+    return (
+        f"no loaded plugin knows the architecture {source.architecture!r}"
+        f"{did_you_mean(source.architecture, known) or '.'} Known: {', '.join(known) or 'none'}. {_parts(source)}"
+        "Install a plugin that brings it, or correct `architectures` with --hf-overrides."
+    )
 
 
 def _entry_called(name: str, entries: Iterable[Registered], lack: str, cure: str) -> Registered:

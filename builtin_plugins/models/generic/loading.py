@@ -1,0 +1,94 @@
+"""Weights of a transformers model from our own loaders: its renames, fusions and ties, our rule that none is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from transformers.utils import logging
+
+from core.api import ModelError
+
+SHOWN: Final = 6
+"""Tensors named in an error; the rest are counted."""
+
+
+def fill(model_class: Any, config: Any, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Any:
+    """Return the model with the checkpoint's weights, in eval mode.
+
+    It is made without memory, and a tensor of the right type is taken as it is. Raises `ModelError` naming missing,
+    unexpected and misshapen tensors.
+    """
+    state = dict(tensors)
+    strange = [name for name, tensor in state.items() if not tensor.is_floating_point()]
+    if strange:
+        raise ModelError(f"tensors stored as integers need a quantization method to read them: {_some(strange)}.")
+    try:
+        with quiet():
+            model, report = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                experts_implementation="eager",
+            )
+    except Exception as error:
+        raise ModelError(f"transformers cannot build or fill {model_class.__name__}: {error}") from error
+    faults = [
+        f"{len(report[key])} {title}: {_some(sorted(map(_name, report[key])))}"
+        for key, title in (
+            ("missing_keys", "missing tensors"),
+            ("unexpected_keys", "unexpected tensors"),
+            ("mismatched_keys", "tensors of the wrong shape"),
+        )
+        if report[key]
+    ]
+    if report["error_msgs"]:
+        faults.append("; ".join(map(str, report["error_msgs"])))
+    if faults:
+        raise ModelError(
+            "the checkpoint does not fit the model its config.json describes\n  "
+            + "\n  ".join(faults)
+            + "\n  Check that config.json and weights belong together and that the download is complete."
+        )
+    return model
+
+
+def weight_shapes(model_class: Any, config: Any) -> Mapping[str, tuple[int, ...]]:
+    """Return name and shape of every tensor, those that are tied to another left out."""
+    with torch.device("meta"), quiet():
+        model = model_class(config)
+    tied = set(model.all_tied_weights_keys)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' bars and reports off the terminal: what they say, we raise."""
+    log: Any = logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _name(fault: Any) -> str:
+    """Return a tensor as reported: its name, or its name with found and expected shape."""
+    if isinstance(fault, str):
+        return fault
+    name, found, expected = fault
+    return f"{name}: expected {list(expected)}, found {list(found)}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return "; ".join(names[:SHOWN]) + more
