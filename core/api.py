@@ -55,7 +55,16 @@ from core.errors import (
     RequestTimeout,
     did_you_mean,
 )
-from core.kv_spec import ChunkedLocal, FullAttention, KVLayout, KVSpec, LayerKV, SlidingWindow
+from core.kv_spec import (
+    CacheSpec,
+    ChunkedLocal,
+    FullAttention,
+    KVLayout,
+    KVSpec,
+    LayerKV,
+    RecurrentState,
+    SlidingWindow,
+)
 from core.model_facts import ModelFacts
 from core.model_spec import (
     AttentionSpec,
@@ -84,6 +93,7 @@ from core.parsing import (
     typed_value,
 )
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
+from core.recurrent_spec import Mamba2Spec, RecurrentSpec
 from core.rope_spec import (
     DynamicScaling,
     LinearScaling,
@@ -107,6 +117,7 @@ __all__ = [
     "BesideSpec",
     "Broken",
     "BuildContext",
+    "CacheSpec",
     "Call",
     "ChatRenderer",
     "ChunkedLocal",
@@ -137,6 +148,7 @@ __all__ = [
     "Logprob",
     "Logprobs",
     "LongScaling",
+    "Mamba2Spec",
     "MayStart",
     "MetricSink",
     "MlpSpec",
@@ -162,6 +174,8 @@ __all__ = [
     "QueuedRequest",
     "Reading",
     "ReasoningFormat",
+    "RecurrentSpec",
+    "RecurrentState",
     "RequestDelta",
     "RequestFailed",
     "RequestOutput",

@@ -6,11 +6,13 @@ have equal bytes draw from one pool of blocks; others have their own.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import msgspec
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+STATE_ALIGNMENT: Final = 16
 
 
 class FullAttention(msgspec.Struct, frozen=True, tag="full"):
@@ -27,6 +29,10 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
         """Bytes one token takes in one layer."""
         return 2 * self.kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
 
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes one block takes in one layer."""
+        return block_size * self.token_bytes
+
 
 class SlidingWindow(FullAttention, frozen=True, tag="sliding", kw_only=True):
     """Keys and values of the last `window` tokens, the current one included."""
@@ -40,20 +46,46 @@ class ChunkedLocal(FullAttention, frozen=True, tag="chunked", kw_only=True):
     chunk: int
 
 
+class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
+    """What a layer made of all earlier tokens, in a place of fixed size.
+
+    Block i of a request holds the state after the last token computed inside [i * B, (i + 1) * B): a token at
+    position p reads the block of p - 1 and leaves its state in its own. A full block is the state at a boundary.
+    """
+
+    parts: tuple[tuple[tuple[int, ...], str], ...]
+    """Shape and dtype of each tensor the state consists of."""
+    block_size: int | None = None
+    """Tokens between two states that can be found again; None takes the configured number."""
+
+    @property
+    def part_bytes(self) -> list[int]:
+        """Bytes of each part, filled up so that the next one begins where any dtype may."""
+        sizes = (math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in self.parts)
+        return [-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes]
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes one block takes in one layer, however many tokens it stands for."""
+        del block_size
+        return sum(self.part_bytes)
+
+
 KVSpec = FullAttention | SlidingWindow | ChunkedLocal
+"""What attention keeps: something of every token it may still see."""
+CacheSpec = KVSpec | RecurrentState
 
 
 class LayerKV(msgspec.Struct, frozen=True):
-    """One caching layer of a model: its weight prefix and what it keeps."""
+    """What one layer of a model keeps: its weight prefix and the spec. A layer of two mixers has two of these."""
 
     name: str
-    spec: KVSpec
+    spec: CacheSpec
 
 
 class GroupLayout(msgspec.Struct, frozen=True):
     """Layers that share one block table per request."""
 
-    spec: KVSpec
+    spec: CacheSpec
     layers: list[int]
     """Indices into the model's caching layers; the i-th uses slot i of the pool's pages."""
     block_size: int

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from core.errors import ConfigError, ModelError
+from core.recurrent_spec import RecurrentSpec
 from core.rope_spec import RopeSpec
 from core.weight_names import WeightNames
 
@@ -196,10 +197,15 @@ class LayerInputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer: what it is made of, and where norms stand."""
+    """One layer: what it is made of, and where norms stand.
 
-    attention: AttentionSpec
-    mlp: MlpSpec | MoeSpec
+    Attention and a recurrent part read the same and their results are added; a layer may have one of them, or only an
+    MLP.
+    """
+
+    attention: AttentionSpec | None = None
+    recurrent: RecurrentSpec | None = None
+    mlp: MlpSpec | MoeSpec | None = None
     attention_in: NormSpec | None = None
     attention_out: NormSpec | None = None
     mlp_in: NormSpec | None = None
@@ -213,6 +219,10 @@ class LayerSpec:
     """`attention_out` and `mlp_out` normalise the stream with the part added, not the part alone."""
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the stream."""
+
+    def __post_init__(self) -> None:
+        if self.attention is None and self.recurrent is None and self.mlp is None:
+            raise ModelError("a layer has neither attention nor a recurrent part nor an MLP; it would do nothing.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,37 +267,52 @@ class DecoderSpec:
                 f"--pipeline-parallel-size {pipeline} is more than the {len(self.layers)} layers of the model; "
                 f"use at most {len(self.layers)}."
             )
-        if pipeline > 1 and (self.layer_inputs or any(layer.attention.shares is not None for layer in self.layers)):
+        sharing = any(layer.attention and layer.attention.shares is not None for layer in self.layers)
+        if pipeline > 1 and (self.layer_inputs or sharing):
             raise ConfigError(
                 f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or the "
                 "embedding; use --tensor-parallel-size instead."
             )
         obstacle = self._obstacle(tensor)
         if obstacle is not None:
-            most = min(layer.attention.heads for layer in self.layers)
+            most = min((layer.attention.heads for layer in self.layers if layer.attention is not None), default=1)
             fitting = [str(ranks) for ranks in range(1, most + 1) if self._obstacle(ranks) is None]
             raise ConfigError(f"--tensor-parallel-size {tensor} {obstacle}; possible here: {', '.join(fitting)}.")
 
     def _obstacle(self, ranks: int) -> str | None:
         """Say why so many ranks cannot split the layers."""
         for layer in set(self.layers):
-            attention, width = layer.attention, layer.mlp.width
+            if layer.recurrent is not None and ranks > 1:
+                return "would split the model's recurrent layers, which are not split"
+            obstacle = _attention_obstacle(layer.attention, ranks) or _mlp_obstacle(layer.mlp, ranks)
+            if obstacle is not None:
+                return obstacle
             if layer.beside is not None and layer.beside.moe.width % ranks:
                 return f"does not divide the experts' intermediate size {layer.beside.moe.width}"
-            kv_heads = attention.kv_heads
-            if attention.heads % ranks:
-                return f"does not divide the model's {attention.heads} attention heads"
-            if kv_heads % ranks and ranks % kv_heads:
-                return f"neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
-            if kv_heads % ranks and attention.qk_norm_over == "all":
-                return f"is more than the model's {kv_heads} key-value heads, which are normalised together"
-            shared = layer.mlp.shared if isinstance(layer.mlp, MoeSpec) else None
-            if shared is not None and shared.width % ranks:
-                return f"does not divide the shared expert's intermediate size {shared.width}"
-            if width % ranks:
-                kind = "experts'" if isinstance(layer.mlp, MoeSpec) else "model's"
-                return f"does not divide the {kind} intermediate size {width}"
         return None
+
+
+def _attention_obstacle(attention: AttentionSpec | None, ranks: int) -> str | None:
+    if attention is None:
+        return None
+    kv_heads = attention.kv_heads
+    if attention.heads % ranks:
+        return f"does not divide the model's {attention.heads} attention heads"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
+    if kv_heads % ranks and attention.qk_norm_over == "all":
+        return f"is more than the model's {kv_heads} key-value heads, which are normalised together"
+    return None
+
+
+def _mlp_obstacle(mlp: MlpSpec | MoeSpec | None, ranks: int) -> str | None:
+    shared = mlp.shared if isinstance(mlp, MoeSpec) else None
+    if shared is not None and shared.width % ranks:
+        return f"does not divide the shared expert's intermediate size {shared.width}"
+    if mlp is not None and mlp.width % ranks:
+        kind = "experts'" if isinstance(mlp, MoeSpec) else "model's"
+        return f"does not divide the {kind} intermediate size {mlp.width}"
+    return None
 
 
 def _check_activation(name: str) -> None:

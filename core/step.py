@@ -212,6 +212,7 @@ def _share(own: Iterable[LayerKV], layers: Iterable[LayerKV]) -> float:
     """Return the largest part of the cache that these layers can need: of unlike layers, one slot serves several."""
     fewest: dict[int, int] = {}
     for spec, count in Counter(layer.spec for layer in layers).items():
-        fewest[spec.token_bytes] = min(count, fewest.get(spec.token_bytes, count))
-    held = Counter(layer.spec.token_bytes for layer in own)
+        size = spec.page_bytes(1)
+        fewest[size] = min(count, fewest.get(size, count))
+    held = Counter(layer.spec.page_bytes(1) for layer in own)
     return max((min(1.0, count / fewest[size]) for size, count in held.items()), default=1.0)

@@ -40,6 +40,8 @@ class WeightNames:
     attention_gate: str = "self_attn.gate_proj"
     attention_inner: str = "self_attn.attn_sub_norm"
     sinks: str = "self_attn.sinks"
+    recurrent: str = "mixer"
+    """Of a recurrent part, whose own parts have the names that all checkpoints give them."""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"

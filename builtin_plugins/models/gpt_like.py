@@ -126,13 +126,14 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
         facts.count("intermediate_size", 4 * hidden),
         facts.activation("activation_function", "gelu_new"),
     )
+    attention = _attention(facts, "hidden_size", "num_heads", scale=1.0, out_bias=True)
     layer = LayerSpec(
-        attention=_attention(facts, "hidden_size", "num_heads", scale=1.0, out_bias=True),
+        attention=attention,
         mlp=MlpSpec(width=width, activation=activation, gated=False, bias=True),
         attention_in=norm,
         mlp_in=norm,
     )
-    local = replace(layer, attention=replace(layer.attention, window=facts.count("window_size", 256)))
+    local = replace(layer, attention=replace(attention, window=facts.count("window_size", 256)))
     kinds = [kind for pattern, times in facts.get("attention_types") or [] for _ in range(times) for kind in pattern]
     kinds = facts.get("attention_layers") or kinds or ["global"]
     names = replace(GPT, q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj")

@@ -76,12 +76,9 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "pt_load_map_location": (str | Json, "cpu"),
         "max_parallel_loading_workers": (Number, None),
     },
-    "Quantized, scaled and recurrent caches": {
+    "Quantized and scaled caches": {
         "kv_cache_dtype": (str, "auto"),
         "calculate_kv_scales": (bool, False),
-        "mamba_cache_dtype": (str, "auto"),
-        "mamba_ssm_cache_dtype": (str, "auto"),
-        "mamba_block_size": (Number, None),
         "kv_sharing_fast_prefill": (bool, False),
         "disable_hybrid_kv_cache_manager": (bool | None, None),
     },

@@ -164,6 +164,8 @@ def _build(
         ops=OpTable(),
         group=group,
         pipeline=pipeline,
+        conv_state_dtype=config.cache.mamba_cache_dtype,
+        state_dtype=config.cache.state_dtype,
     )
     if isinstance(spec, DecoderSpec):
         return Decoder(replace(spec, max_positions=length), context)

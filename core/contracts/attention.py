@@ -88,7 +88,7 @@ class ForwardBatch:
     positions: torch.Tensor
     """[num_tokens] int64."""
     attention: Sequence[Any]
-    """Per caching layer: what the attention backend prepared for its group."""
+    """Per caching layer: what the attention backend prepared for its group, or the plan of its states."""
     rows: list[int]
     """Row of each sequence in the step."""
     starts: list[int]

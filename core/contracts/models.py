@@ -60,6 +60,10 @@ class BuildContext:
     """The tensor-parallel group of this rank; size 1 when layers are not split."""
     pipeline: Pipeline
     """The stage of this rank; the only one when layers are not shared out."""
+    conv_state_dtype: str = "auto"
+    """What recurrent layers keep of the last tokens; auto: the model's dtype."""
+    state_dtype: str = "auto"
+    """What they keep of all tokens; auto: float32."""
 
 
 class ModuleSpec(Protocol):
@@ -88,8 +92,8 @@ class Model(Protocol):
     kv_layers: Sequence[LayerKV]
     """One per caching layer of this stage, in the order of `bind_kv`."""
 
-    def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
-        """Take the cache tensor of each caching layer; shapes are the attention backend's."""
+    def bind_kv(self, caches: Sequence[Any]) -> None:
+        """Take the cache of each caching layer: a tensor of the attention backend's shape, or the parts of states (a tuple)."""
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Fill every parameter. Raises `ModelError` naming missing, unexpected and misshapen tensors."""

@@ -18,7 +18,7 @@ from core.kv.layout import NULL_BLOCKS
 from core.kv.pool import BlockPool
 from core.kv.prefix import chain_root, extend_chain, span_marks
 from core.kv.reach import first_needed, peak_blocks
-from core.kv_spec import FullAttention, KVLayout
+from core.kv_spec import FullAttention, KVLayout, RecurrentState
 from core.step import Span
 
 Appended = list[tuple[int, list[int]]]
@@ -79,6 +79,7 @@ class KVManager:
         self._sizes: Final = tuple(g.block_size for g in layout.groups)
         self._align: Final = math.lcm(*self._sizes)
         self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) is not FullAttention)
+        self.keeps_states: Final = any(isinstance(g.spec, RecurrentState) for g in layout.groups)
         self._issued = 0
         self._returned = 0
         self._deferred: deque[tuple[int, int, list[int]]] = deque()  # (step, pool, blocks given back after it)

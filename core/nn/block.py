@@ -1,7 +1,8 @@
-"""One layer of a decoder: attention, then an MLP or experts, and where norms stand. Knows facts, no other layer."""
+"""One layer of a decoder: attention or a recurrent part, then an MLP or experts, and where norms stand. Knows facts, no other layer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from core.nn.layer_input import Beside, LayerInput
 from core.nn.mlp import Mlp
 from core.nn.moe import Moe
 from core.nn.norm import Norm, optional_norm
+from core.nn.recurrent import Recurrent, make_recurrent
 from core.nn.weights import WeightMap, empty_parameter, place
 
 if TYPE_CHECKING:
@@ -40,13 +42,20 @@ class Block(nn.Module):
             return optional_norm(facts, hidden, context, weights, f"{prefix}.{name}")
 
         self.attention_in = norm(layer.attention_in, names.attention_in)
-        self.attention = Attention(layer.attention, hidden, names, prefix, rotary, context, weights)
+        self.attention: Attention | None = None
+        if layer.attention is not None:
+            self.attention = Attention(layer.attention, hidden, names, prefix, rotary, context, weights)
+        self.recurrent: Recurrent | None = None
+        if layer.recurrent is not None:
+            self.recurrent = make_recurrent(layer.recurrent, hidden, f"{prefix}.{names.recurrent}", context, weights)
+        self.attention_plan = self.recurrent_plan = -1
+        """Which of the batch's plans are those of attention and of the recurrent part."""
         self.attention_out = norm(layer.attention_out, names.attention_out)
         self.mlp_in = norm(layer.mlp_in, names.mlp_in)
-        self.mlp: nn.Module
+        self.mlp: nn.Module | None = None
         if isinstance(layer.mlp, MoeSpec):
             self.mlp = Moe(layer.mlp, hidden, names, prefix, context, weights)
-        else:
+        elif layer.mlp is not None:
             self.mlp = Mlp(layer.mlp, hidden, names, prefix, context, weights)
         self.mlp_out = norm(layer.mlp_out, names.mlp_out)
         self.beside: Beside | None = None
@@ -62,11 +71,14 @@ class Block(nn.Module):
             weights.add(f"{prefix}.{names.layer_scale}", (1,), lambda tensor: place(scale, tensor))
         self._has_end = self.own_input is not None or scale is not None
         self.source: Block | None = None
+        self._mixes = layer.attention is not None or layer.recurrent is not None
         self._parallel, self._norm_sum = layer.parallel, layer.norm_sum
         self._residual_scale = layer.residual_scale
 
     def attend_to(self, other: Block) -> None:
         """Use another layer's keys and values."""
+        assert self.attention is not None, "there is nothing that attends"
+        assert other.attention is not None, "there is nothing to attend to"
         object.__setattr__(self, "source", other)  # it is no part of this module
         object.__setattr__(self.attention, "source", other.attention)
         other.attention.is_source = True
@@ -76,20 +88,23 @@ class Block(nn.Module):
         x: torch.Tensor,
         residual: torch.Tensor | None,
         positions: torch.Tensor,
-        plan: Any,
+        plans: Sequence[Any],
         own: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the two halves of the stream after this layer."""
+        """Return the two halves of the stream after this layer; `plans` are those of all the batch's caching layers."""
         if self._norm_sum:
-            return self._normed_sums(x, positions, plan), None
-        inner, residual = join(self.attention_in, x, residual)
-        if self._parallel:
-            shared = inner if self.mlp_in is None else self.mlp_in(residual)
-            x = self._attend(inner, positions, plan) + self._feed(shared, residual)
-            return x, residual
-        x = self._attend(inner, positions, plan)
-        inner, residual = join(self.mlp_in, x, residual)
-        x = self._feed(inner, residual)
+            return self._normed_sums(x, positions, plans), None
+        if self._mixes:
+            inner, residual = join(self.attention_in, x, residual)
+            if self._parallel:
+                shared = inner if self.mlp_in is None else self.mlp_in(residual)
+                x = self._mixed(inner, positions, plans) + self._feed(shared, residual)
+                return x, residual
+            x = self._mixed(inner, positions, plans)
+        if self.mlp is not None:
+            inner, residual = join(self.mlp_in, x, residual)
+            x = self._feed(inner, residual)
+        assert residual is not None, "a layer has parts"
         return (self._end(x + residual, own), None) if self._has_end else (x, residual)
 
     def _end(self, x: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
@@ -97,20 +112,28 @@ class Block(nn.Module):
             x = self.own_input(x, own)
         return x if self.scale is None else x * self.scale
 
-    def _normed_sums(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+    def _normed_sums(self, x: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]) -> torch.Tensor:
         assert self.attention_out is not None, "norm_sum needs it"
         assert self.mlp_out is not None, "norm_sum needs it"
-        x = self.attention_out.add(self.attention(x, positions, plan), x)[0]
+        assert self.mlp is not None, "norm_sum needs it"
+        x = self.attention_out.add(self._mix(x, positions, plans), x)[0]
         return self.mlp_out.add(self.mlp(x), x)[0]
 
-    def _attend(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        out: torch.Tensor = self.attention(x, positions, plan)
+    def _mix(self, x: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]) -> torch.Tensor:
+        """Return what other tokens bring: attention, the recurrent part, or the sum of both."""
+        if self.attention is None:
+            return self.recurrent(x, plans[self.recurrent_plan])  # type: ignore[misc,no-any-return]
+        out: torch.Tensor = self.attention(x, positions, plans[self.attention_plan])
+        return out if self.recurrent is None else out + self.recurrent(x, plans[self.recurrent_plan])
+
+    def _mixed(self, x: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]) -> torch.Tensor:
+        out = self._mix(x, positions, plans)
         if self.attention_out is not None:
             out = self.attention_out(out)
         return out if self._residual_scale == 1.0 else out * self._residual_scale
 
     def _feed(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.mlp(x)
+        out: torch.Tensor = self.mlp(x)  # type: ignore[misc]
         if self.beside is not None:
             out = self.beside(out, stream)
         if self.mlp_out is not None:

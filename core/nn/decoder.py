@@ -21,6 +21,9 @@ from core.rope_spec import RopeSpec
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext, ForwardBatch
+    from core.nn.attention import Attention
+    from core.nn.recurrent import Recurrent
+    from core.nn.state import LayerCache
 
 
 class Decoder(nn.Module):
@@ -39,14 +42,25 @@ class Decoder(nn.Module):
             self._build_first(spec, context)
             self._build_layers(spec, context)
             self._build_last(spec, context)
-        self.kv_layers: Sequence[LayerKV] = [
-            LayerKV(names.layer.format(index), block.attention.kv_spec)
-            for index, block in zip(self._own, self._blocks, strict=True)
-            if block.attention.source is None
-        ]
-        caching = [block for block in self._blocks if block.attention.source is None]
-        self._caching = tuple(caching)
-        self._plan_of = tuple(caching.index(block.source or block) for block in self._blocks)
+        self._caching: list[Attention | Recurrent] = []
+        self.kv_layers: Sequence[LayerKV] = self._list_caching()
+
+    def _list_caching(self) -> list[LayerKV]:
+        """Number what keeps something, and tell every layer which of the batch's plans are its own."""
+        found: list[LayerKV] = []
+        for index, block in zip(self._own, self._blocks, strict=True):
+            name = self.spec.names.layer.format(index)
+            if block.source is not None:
+                block.attention_plan = block.source.attention_plan
+            elif block.attention is not None:
+                block.attention_plan = len(found)
+                self._caching.append(block.attention)
+                found.append(LayerKV(name, block.attention.kv_spec))
+            if block.recurrent is not None:
+                block.recurrent_plan = len(found)
+                self._caching.append(block.recurrent)
+                found.append(LayerKV(name, block.recurrent.kv_spec))
+        return found
 
     def _of_others(self, spec: DecoderSpec, context: BuildContext) -> list[str]:
         """Return patterns of the tensors that belong to other stages, or to nobody because the head is tied."""
@@ -98,7 +112,7 @@ class Decoder(nn.Module):
         blocks = []
         for index in self._own:
             layer = spec.layers[index]
-            rope = layer.attention.rope
+            rope = None if layer.attention is None else layer.attention.rope
             if rope is not None and rope not in rotaries:
                 rotaries[rope] = Rotary(rope, spec.max_positions, context)
             rotary = None if rope is None else rotaries[rope]
@@ -106,7 +120,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
         for block in blocks:
-            shares = block.attention.spec.shares
+            shares = None if block.attention is None else block.attention.spec.shares
             if shares is not None:
                 block.attend_to(blocks[shares - self._own.start])
         self._rotaries = tuple(rotaries.values())
@@ -142,12 +156,12 @@ class Decoder(nn.Module):
         if self.spec.sinusoidal_positions and self.positions is not None:
             self.positions.data.copy_(sinusoids(*self.positions.shape))
 
-    def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
-        """Take the cache of each layer, in the order of `kv_layers`."""
-        for block, cache in zip(self._caching, caches, strict=True):
-            block.attention.cache = cache
+    def bind_kv(self, caches: Sequence[LayerCache]) -> None:
+        """Take the cache of each caching layer, in the order of `kv_layers`."""
+        for part, cache in zip(self._caching, caches, strict=True):
+            part.cache = cache
         for block in self._blocks:
-            if block.attention.source is not None:
+            if block.attention is not None and block.attention.source is not None:
                 block.attention.cache = block.attention.source.cache
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -155,9 +169,9 @@ class Decoder(nn.Module):
         x = self._enter(batch)
         residual: torch.Tensor | None = None
         own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x).unbind(1)
-        for index, (block, plan) in enumerate(zip(self._blocks, self._plan_of, strict=True)):
+        for index, block in enumerate(self._blocks):
             inputs = None if own is None else own[index]
-            x, residual = block(x, residual, batch.positions, batch.attention[plan], inputs)
+            x, residual = block(x, residual, batch.positions, batch.attention, inputs)
         out, stream = join(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)

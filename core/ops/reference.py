@@ -162,3 +162,58 @@ GATED = {
     "swiglu_clamped": swiglu_clamped_and_mul,
 }
 """Activation name to the op that applies it to a fused gate and up."""
+
+
+def causal_conv(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activate: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return each channel's convolution with its last tokens, and the inputs that tokens to come will see.
+
+    x is [n, length, channels]: n stretches of sequences; `state` [n, kernel - 1, channels] is what came before each,
+    `weight` [kernel, channels], the newest token's last. Computed in float32, in x's dtype. `activate`: silu follows.
+    """
+    length, kernel = x.shape[1], weight.shape[0]
+    seen = torch.cat((state.to(x.dtype), x), dim=1)
+    out = seen[:, :length].float() * weight[0].float()
+    for offset in range(1, kernel):
+        out.addcmul_(seen[:, offset : offset + length].float(), weight[offset].float())
+    if bias is not None:
+        out += bias.float()
+    return (F.silu(out) if activate else out).to(x.dtype), seen[:, length:]
+
+
+def ssd_scan(
+    x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what a state space of heads (Mamba 2) gives for each token, and the states after the last, in float32.
+
+    For each head: state = state * exp(step * decay) + step * x (outer) write; out = state @ read. x is
+    [n, length, heads, head_size], `step` [n, length, heads], `decay` [heads] below zero, `write` and `read`
+    [n, length, groups, state_size], `state` [n, heads, head_size, state_size].
+    """
+    each = x.shape[2] // write.shape[2]
+    write, read = (part.float().repeat_interleave(each, 2) for part in (write, read))
+    state, out = state.float(), torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for token in range(x.shape[1]):
+        move = step[:, token].float()[..., None]  # [n, heads, 1]
+        moved = (x[:, token].float() * move)[..., None] * write[:, token, :, None]
+        state = state * (move * decay.float()[:, None]).exp()[..., None] + moved
+        out[:, token] = (state * read[:, token, :, None]).sum(-1)
+    return out, state
+
+
+def selective_scan(
+    x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what a state space of channels (Mamba) gives for each token, and the states after the last, in float32.
+
+    For each channel: state = state * exp(step * decay) + step * x * write; out = state . read. x and `step` are
+    [n, length, channels], `decay` [channels, state_size] below zero, `write` and `read` [n, length, state_size], `state`
+    [n, channels, state_size].
+    """
+    state, out = state.float(), torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for token in range(x.shape[1]):
+        move = step[:, token].float()[..., None]  # [n, channels, 1]
+        state = state * (move * decay.float()).exp() + move * x[:, token].float()[..., None] * write[:, token, None]
+        out[:, token] = (state * read[:, token, None].float()).sum(-1)
+    return out, state

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from core.errors import PluginError, did_you_mean
-from core.ops import reference
+from core.ops import reference, state_space
 from core.ops.moe import grouped_moe
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ class OpTable:
     embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = reference.embedding
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = reference.softcap
     moe: Callable[..., torch.Tensor] = grouped_moe
+    causal_conv: Callable[..., tuple[torch.Tensor, torch.Tensor]] = reference.causal_conv
+    ssd_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]] = state_space.ssd_scan
+    selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]] = state_space.selective_scan
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

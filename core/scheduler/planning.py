@@ -137,7 +137,9 @@ class Planner:
 
     def _drafts(self, draft: _Draft, request: Request, start: int, count: int) -> int:
         """Return how many tokens beyond the known ones to compute, as far as every limit allows."""
-        if not self._extensions.drafts or start + count < len(request.tokens) or request.total > len(request.tokens):
+        if not self._extensions.drafts or self._kv.keeps_states:
+            return 0  # a state cannot be taken back to before a token that is refused
+        if start + count < len(request.tokens) or request.total > len(request.tokens):
             return 0  # not at the end, or the end is not known yet
         room = min(draft.budget, self._max_step_tokens) - count
         return max(0, min(self._extensions.extra_tokens(request), room, request.limit - request.total - 1))

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
 from core.testing.shrunken import causal_types, shrunken_config
-from core.testing.tiny_configs import DENSE, GPT_LIKE, MIXTURES, UNLIKE_OTHERS, VOCAB
+from core.testing.tiny_configs import DENSE, GPT_LIKE, MIXTURES, RECURRENT, UNLIKE_OTHERS, VOCAB
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -132,6 +132,7 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     **GPT_LIKE,
     **MIXTURES,
     **UNLIKE_OTHERS,
+    **RECURRENT,
 }
 """All there are."""
 
@@ -224,7 +225,9 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1 or "norm" in name:
+            if name.endswith("A_log"):  # states that are forgotten at once would be no test
+                parameter.copy_(noise * 0.5 - 4.0)
+            elif parameter.ndim == 1 or "norm" in name:
                 parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))

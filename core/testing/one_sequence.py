@@ -12,11 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from core.contracts import AttentionParams, BuildContext, ForwardBatch
+from core.kv_spec import CacheSpec, RecurrentState
 from core.nn.linear import PlainWeights
 from core.nn.parallel import ParallelGroup, Pipeline
+from core.nn.state import LayerCache, StatePlan, plan_states
 from core.ops.table import OpTable
 
 
@@ -86,8 +89,8 @@ class Session:
     def __init__(self, model: Any, length: int = 256) -> None:
         self._model = model
         self.position = 0
-        specs = [layer.spec for layer in model.kv_layers]
-        model.bind_kv([torch.zeros(2, length, s.kv_heads, s.head_size, dtype=getattr(torch, s.dtype)) for s in specs])
+        self._specs = [layer.spec for layer in model.kv_layers]
+        model.bind_kv([_empty_cache(spec, length) for spec in self._specs])
 
     @torch.inference_mode()
     def step(self, ids: Sequence[int]) -> torch.Tensor:
@@ -96,7 +99,7 @@ class Session:
         batch = ForwardBatch(
             input_ids=tokens,
             positions=torch.arange(start, start + len(ids)),
-            attention=[start] * len(self._model.kv_layers),
+            attention=[_plan(spec, start, len(ids)) for spec in self._specs],
             rows=[0],
             starts=[start],
             counts=[len(ids)],
@@ -116,3 +119,15 @@ class Session:
             tokens.append(int(pieces[-1][-1].argmax()))
             pieces.append(self.step(tokens[-1:]))
         return tokens, torch.cat(pieces)
+
+
+def _empty_cache(spec: CacheSpec, length: int) -> LayerCache:
+    if isinstance(spec, RecurrentState):
+        return tuple(torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for shape, dtype in spec.parts)
+    return torch.zeros(2, length, spec.kv_heads, spec.head_size, dtype=getattr(torch, spec.dtype))
+
+
+def _plan(spec: CacheSpec, start: int, count: int) -> int | StatePlan:
+    if isinstance(spec, RecurrentState):  # its state is always in block 1
+        return plan_states(np.array([start]), np.array([count]), np.array([[1]], dtype=np.int32), start + count)
+    return start

@@ -327,3 +327,12 @@ _GEMMA4: Final = {
 }
 
 UNLIKE_OTHERS: Final[Mapping[str, Tiny]] = {"Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA4)}
+
+_MAMBA2: Final = {"state_size": 16, "n_groups": 2, "num_heads": 8, "head_dim": 16, "conv_kernel": 4, "chunk_size": 16}
+
+RECURRENT: Final[Mapping[str, Tiny]] = {
+    "Mamba2ForCausalLM": (
+        "Mamba2Config",
+        {**_SHAPE, **_MAMBA2, "use_bias": True, "time_step_limit": (0.01, 2.0)},
+    ),
+}

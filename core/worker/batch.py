@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from core.contracts import AttentionInputs
-from core.kv_spec import KVLayout
+from core.kv_spec import KVLayout, RecurrentState
+from core.nn.state import StatePlan, plan_states
 from core.step import NewRow, StepPlan
 
 Ints = npt.NDArray[np.int64]
@@ -31,8 +32,10 @@ class StepInputs:
     """Indices into `rows` of those that sample."""
     input_ids: torch.Tensor
     positions: torch.Tensor
-    groups: list[AttentionInputs]
-    """Per KV group."""
+    query_starts: list[int]
+    """Cumulative token counts, length num_seqs + 1."""
+    groups: list[AttentionInputs | StatePlan]
+    """Per KV group: where its keys and values are, or its states."""
 
 
 class Batch:
@@ -102,7 +105,6 @@ class Batch:
             positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
             query_starts = [0, *accumulate(all_counts)]
         on_device = self._to_device(positions)
-        kv_lens = (starts + counts).tolist()
         return StepInputs(
             rows=all_rows,
             starts=all_starts,
@@ -110,17 +112,28 @@ class Batch:
             samples=[*range(steady), *(steady + index for index in plan.samples)],
             input_ids=self.token_ids[self._to_device(token_rows), on_device],
             positions=on_device,
+            query_starts=query_starts,
             groups=[
-                self._group_inputs(group, rows, token_rows, positions, query_starts, kv_lens)
+                self._group_inputs(group, rows, starts, counts, token_rows, positions, query_starts)
                 for group in range(len(self._tables))
             ],
         )
 
     def _group_inputs(
-        self, group: int, rows: Ints, token_rows: Ints, positions: Ints, query_starts: list[int], kv_lens: list[int]
-    ) -> AttentionInputs:
+        self,
+        group: int,
+        rows: Ints,
+        starts: Ints,
+        counts: Ints,
+        token_rows: Ints,
+        positions: Ints,
+        query_starts: list[int],
+    ) -> AttentionInputs | StatePlan:
         layout, table = self._layout.groups[group], self._tables[group]
-        size = layout.block_size
+        size, spec = layout.block_size, layout.spec
+        if isinstance(spec, RecurrentState):
+            return plan_states(starts, counts, table[rows], size, self._to_device)
+        kv_lens = (starts + counts).tolist()
         slots = table[token_rows, positions // size].astype(np.int64) * size + positions % size
         most = -(-max(kv_lens, default=0) // size)
         return AttentionInputs(
@@ -129,7 +142,7 @@ class Batch:
             block_table=self._to_device(table[rows, :most]),
             slots=self._to_device(slots),
             block_size=size,
-            spec=layout.spec,
+            spec=spec,
         )
 
     def _to_device(self, array: npt.NDArray[np.int32] | Ints) -> torch.Tensor:

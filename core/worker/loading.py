@@ -64,6 +64,8 @@ def load_model(
             ops=OpTable.choose(registry, known),
             group=group,
             pipeline=pipeline,
+            conv_state_dtype=config.cache.mamba_cache_dtype,
+            state_dtype=config.cache.state_dtype,
         )
         model = _build(spec, context)
         loader = _weight_loader(config, source, registry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -39,7 +38,7 @@ class SamplingStage:
     def run(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, str]) -> PendingResult:
         """Sample the rows the plan names, write the tokens to the batch, and gather what was asked for."""
         pending = PendingResult(step=plan.step, errors=errors)
-        ends = inputs.groups[0].query_starts[1:] if inputs.groups else list(accumulate(inputs.counts))
+        ends = inputs.query_starts[1:]
         pending.prompt_logprobs = self._prompt_logprobs(inputs, hidden, ends)
         if inputs.samples:
             last = torch.tensor([ends[i] - 1 for i in inputs.samples])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from core.config import EngineConfig
 from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, SamplerContext
 from core.errors import EngineError
-from core.kv_spec import KVLayout
+from core.kv_spec import DTYPE_BYTES, GroupLayout, KVLayout, RecurrentState
 from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
+from core.nn.state import LayerCache, StatePlan
 from core.plugin import Registered, Registry
 from core.step import StepPlan, WorkerInfo
 from core.worker.batch import Batch, StepInputs
@@ -122,7 +124,11 @@ class Worker:
         if not (plan.rows or plan.steady):
             return PendingResult(step=plan.step, errors=errors)
         inputs = self._batch.inputs(plan)
-        prepared = {group: self._backend.prepare(inputs.groups[group]) for group in set(self._group_of_layer)}
+        groups = {group: inputs.groups[group] for group in set(self._group_of_layer)}
+        prepared = {
+            group: found if isinstance(found, StatePlan) else self._backend.prepare(found)
+            for group, found in groups.items()
+        }
         batch = ForwardBatch(
             input_ids=inputs.input_ids,
             positions=inputs.positions,
@@ -174,7 +180,7 @@ def _attention_facts(spec: Any) -> dict[str, Any]:
     """Return what an attention backend must be able to do for this model."""
     if not isinstance(spec, DecoderSpec):
         return {}
-    layers = [layer.attention for layer in spec.layers]
+    layers = [layer.attention for layer in spec.layers if layer.attention is not None]
     return {
         "head_size": sorted({layer.head_size for layer in layers}),
         "window": any(layer.window for layer in layers),
@@ -191,18 +197,28 @@ def _weight_bytes(model: Any) -> int:
     return sum(seen.values())
 
 
-def _make_caches(layout: KVLayout, backend: AttentionBackend, own: range, platform: Platform) -> list[torch.Tensor]:
-    """Return one cache tensor per layer of our own. Groups of one pool share its memory, slot by slot."""
+def _make_caches(layout: KVLayout, backend: AttentionBackend, own: range, platform: Platform) -> list[LayerCache]:
+    """Return the cache of each layer of our own. Groups of one pool share its memory, slot by slot."""
     memory: dict[tuple[int, int], torch.Tensor] = {}
-    caches: dict[int, torch.Tensor] = {}
+    caches: dict[int, LayerCache] = {}
     for group in layout.groups:
         pool = layout.pools[group.pool]
-        shape = backend.cache_shape(group.spec, pool.num_blocks, group.block_size)
-        dtype = getattr(torch, group.spec.dtype)
         for slot, layer in enumerate(group.layers):
             if layer in own:
                 if (group.pool, slot) not in memory:
                     memory[group.pool, slot] = platform.allocate(pool.num_blocks * pool.slot_bytes)
-                raw = memory[group.pool, slot][: pool.num_blocks * group.block_size * group.spec.token_bytes]
-                caches[layer] = raw.view(dtype).view(shape)
+                caches[layer] = _view(memory[group.pool, slot], group, pool.num_blocks, backend)
     return [caches[layer] for layer in own]
+
+
+def _view(memory: torch.Tensor, group: GroupLayout, num_blocks: int, backend: AttentionBackend) -> LayerCache:
+    """Return the memory of one layer as its attention, or the parts of its state, see it."""
+    spec = group.spec
+    if not isinstance(spec, RecurrentState):
+        used = memory[: num_blocks * spec.page_bytes(group.block_size)].view(getattr(torch, spec.dtype))
+        return used.view(backend.cache_shape(spec, num_blocks, group.block_size))
+    pages = torch.split(memory.view(num_blocks, -1), spec.part_bytes, dim=1)
+    return tuple(
+        page[:, : math.prod(shape) * DTYPE_BYTES[dtype]].view(getattr(torch, dtype)).view(num_blocks, *shape)
+        for page, (shape, dtype) in zip(pages, spec.parts, strict=True)
+    )

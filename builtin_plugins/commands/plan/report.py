@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.sizes import show_bytes
-from core.api import ChunkedLocal, KVSpec, SlidingWindow
+from core.api import CacheSpec, ChunkedLocal, RecurrentState, SlidingWindow
 
 if TYPE_CHECKING:
     from core import MemoryPlan
@@ -32,11 +32,11 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
     for group in _groups(plan):
         yield (
             f"          {group['layers']} layers that keep {group['keeps']}: "
-            f"{show_bytes(group['token_bytes'])} a token{', one rank' if ranks > 1 else ''}"
+            f"{_size(group)}{', one rank' if ranks > 1 else ''}"
         )
     for pool in _pools(plan):
         yield (
-            f"          {pool['blocks']:,} blocks of {pool['block_size']} tokens, {show_bytes(pool['block_bytes'])} each"
+            f"          {pool['blocks']:,} blocks of {pool['block_size']:,} tokens, {show_bytes(pool['block_bytes'])} each"
         )
     yield f"context   {plan.context_length:,} tokens{_cut(plan)}"
     for index, (tokens, count) in enumerate(_at_once(plan).items()):
@@ -107,16 +107,22 @@ def _at_once(plan: MemoryPlan) -> dict[int, int]:
 
 def _groups(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
     """Yield what layers keep, those that keep the same together."""
-    counts: Counter[tuple[KVSpec, int]] = Counter()
+    counts: Counter[tuple[CacheSpec, int]] = Counter()
     for group in plan.layout.groups:
         counts[group.spec, group.block_size] += len(group.layers)
     for (spec, block_size), layers in counts.items():
         yield {
             "keeps": _keeps(spec),
             "layers": layers,
-            "token_bytes": layers * spec.token_bytes,
-            "block_bytes": layers * spec.token_bytes * block_size,
+            "token_bytes": 0 if isinstance(spec, RecurrentState) else layers * spec.token_bytes,
+            "block_bytes": layers * spec.page_bytes(block_size),
         }
+
+
+def _size(group: Mapping[str, Any]) -> str:
+    if group["token_bytes"]:
+        return f"{show_bytes(group['token_bytes'])} a token"
+    return f"{show_bytes(group['block_bytes'])} a state"
 
 
 def _pools(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
@@ -129,7 +135,9 @@ def _pools(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
         }
 
 
-def _keeps(spec: KVSpec) -> str:
+def _keeps(spec: CacheSpec) -> str:
+    if isinstance(spec, RecurrentState):
+        return "a state"
     if isinstance(spec, SlidingWindow):
         return f"the last {spec.window:,} tokens"
     if isinstance(spec, ChunkedLocal):

@@ -1,0 +1,40 @@
+"""Mamba and Mamba 2: layers of nothing but a state space."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, Mamba2Spec, ModelFacts, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    embed="backbone.embeddings",
+    layer="backbone.layers.{}",
+    attention_in="norm",
+    final_norm="backbone.norm_f",
+    rename=((r"^backbone\.embedding\.", "backbone.embeddings."),),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architectures."""
+    return [Entry("Mamba2ForCausalLM", "builtin_plugins.models.mamba:mamba2", "Mamba 2")]
+
+
+def mamba2(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Mamba 2 config."""
+    facts = ModelFacts(hf_config)
+    norm = facts.norm("layer_norm_epsilon", 1e-5)
+    least, most = facts.get("time_step_limit") or (0.0, float("inf"))
+    layer = LayerSpec(
+        recurrent=Mamba2Spec(
+            heads=facts.count("num_heads", 128),
+            head_size=facts.count("head_dim", 64),
+            state_size=facts.count("state_size", 128),
+            groups=facts.count("n_groups", 8),
+            kernel=facts.count("conv_kernel", 4),
+            bias=facts.flag("use_bias"),
+            conv_bias=facts.flag("use_conv_bias", True),
+            least_step=float(least),
+            most_step=float(most),
+            norm=norm,
+        ),
+        attention_in=norm,
+    )
+    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES)

@@ -1,0 +1,111 @@
+"""Mamba 2: a state space of heads behind a short convolution, its result gated and normalised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from core.kv_spec import RecurrentState
+from core.nn.linear import Linear, Slice
+from core.nn.short_conv import ShortConv
+from core.nn.weights import empty_parameter, fill
+
+if TYPE_CHECKING:
+    from core.contracts import BuildContext
+    from core.nn.state import Run, StatePlan, States
+    from core.nn.weights import WeightMap
+    from core.recurrent_spec import Mamba2Spec
+
+
+class Mamba2(nn.Module):
+    """One layer. Its state: the convolution's last inputs, and [heads, head_size, state_size]."""
+
+    def __init__(self, spec: Mamba2Spec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap) -> None:
+        super().__init__()
+        self.spec = spec
+        self._scan = context.ops.ssd_scan
+        shared = spec.groups * spec.state_size
+        sizes = {"gate": spec.width, "x": spec.width, "write": shared, "read": shared, "step": spec.heads}
+        slices = [Slice(name, size) for name, size in sizes.items()]
+        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, slices, bias=spec.bias)
+        self.conv = ShortConv(
+            spec.width + 2 * shared, spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias
+        )
+        self.norm = None
+        if spec.norm is not None:
+            self.norm = GatedGroupNorm(spec, context, weights, f"{prefix}.norm")
+        bias = spec.bias if spec.out_bias is None else spec.out_bias
+        self.outward = Linear(context, weights, f"{prefix}.out_proj", spec.width, [Slice("out", hidden)], bias=bias)
+        self.step_bias, self.decay, self.skip = (empty_parameter(spec.heads, dtype=torch.float32) for _ in range(3))
+        weights.add(f"{prefix}.dt_bias", (spec.heads,), lambda tensor: fill(self.step_bias.data, tensor))
+        weights.add(f"{prefix}.D", (spec.heads,), lambda tensor: fill(self.skip.data, tensor))
+        weights.add(f"{prefix}.A_log", (spec.heads,), self._take_decay)
+        scales = [torch.full((size,), scale) for size, scale in zip(sizes.values(), spec.scales, strict=False)]
+        self.scales: torch.Tensor | None
+        self.register_buffer("scales", torch.cat(scales).to(context.dtype) if scales else None)
+        state = (spec.heads, spec.head_size, spec.state_size)
+        dtype = "float32" if context.state_dtype == "auto" else context.state_dtype
+        self.kv_spec = RecurrentState((self.conv.state_part, (state, dtype)))
+        self.cache: States | None = None
+
+    def _take_decay(self, tensor: torch.Tensor) -> None:
+        fill(self.decay.data, tensor)
+        self.decay.data.exp_().neg_()
+
+    def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        """Return [num_tokens, hidden]; states go to the cache."""
+        spec = self.spec
+        parts = self.inward(x if spec.in_scale == 1.0 else x * spec.in_scale)
+        if self.scales is not None:
+            parts = parts * self.scales
+        rows = self.inward.slices
+        fed = parts[:, rows["x"].start : rows["read"].stop]
+        step = F.softplus(parts[:, rows["step"]].float() + self.step_bias)
+        if spec.least_step > 0.0 or spec.most_step != float("inf"):
+            step = step.clamp(spec.least_step, spec.most_step)
+        out: torch.Tensor = self._gated(plan.compute(self._segments, fed, step), parts[:, rows["gate"]])
+        out = self.outward(out.to(x.dtype))
+        return out if spec.out_scale == 1.0 else out * spec.out_scale
+
+    def _segments(self, run: Run, fed: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        """Return what the state space gives, [n, length, width] in float32."""
+        assert self.cache is not None, "bind_kv was not called"
+        spec, (inputs, states) = self.spec, self.cache
+        sizes = [spec.width, spec.groups * spec.state_size, spec.groups * spec.state_size]
+        seen = self.conv(fed, run, inputs)
+        x, write, read = torch.split(seen, sizes, -1)
+        x = x.view(run.count, run.length, spec.heads, -1)
+        write = write.view(run.count, run.length, spec.groups, -1)
+        read = read.view(run.count, run.length, spec.groups, -1)
+        out, last = self._scan(x, step, self.decay, write, read, run.load(states))
+        run.store(states, last)
+        return (out + x.float() * self.skip[:, None]).flatten(2)
+
+    def _gated(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        if self.norm is not None:
+            return self.norm(out, gate)  # type: ignore[no-any-return]
+        return out * F.silu(gate.float())
+
+
+class GatedGroupNorm(nn.Module):
+    """Gates with silu and normalises each group by its root mean square, in float32."""
+
+    def __init__(self, spec: Mamba2Spec, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+        super().__init__()
+        assert spec.norm is not None
+        self._groups, self._eps, self._norm_first = spec.groups, spec.norm.eps, spec.norm_first
+        self.weight = empty_parameter(spec.width, dtype=context.dtype)
+        weights.add(f"{prefix}.weight", (spec.width,), lambda tensor: fill(self.weight.data, tensor))
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return x [n, width], gated and normalised."""
+        gate = F.silu(gate.float())
+        if not self._norm_first:
+            x = x * gate
+        grouped = x.view(*x.shape[:-1], self._groups, -1)
+        x = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self._eps)
+        x = x.flatten(-2) * self.weight
+        return x * gate if self._norm_first else x

@@ -1,0 +1,138 @@
+"""Which recurrent states a step reads and writes, and in which order: worked out on the host, once per step and group.
+
+A step's tokens of one sequence are cut where blocks end. Such a segment reads the state of the block that holds the
+position before it and writes its own block's. Segments of equal length are computed together, as [n, length, ...];
+those that read what others of the same step write come after them. That may be another sequence: one that begins
+alike is given the other's blocks in the step that fills them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = npt.NDArray[np.int64]
+States = tuple[torch.Tensor, ...]
+"""A layer's cache: for each part of its state, [num_blocks, *shape]. Block 0 is the state before the first token."""
+LayerCache = torch.Tensor | States
+"""What a caching layer is given: one tensor for attention, the parts of a state otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Segments of equal length, computed together."""
+
+    count: int
+    length: int
+    tokens: slice | torch.Tensor
+    """Their places in the step, segment by segment."""
+    reads: torch.Tensor
+    """[count] int64: the block of each segment's first state, 0 for the beginning of a sequence."""
+    writes: torch.Tensor
+    """[count] int64: the block its last state goes to, often the same."""
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the rows of x [num_tokens, ...] that are computed here, as [count, length, ...]."""
+        return x[self.tokens].view(self.count, self.length, *x.shape[1:])
+
+    def load(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the first state of each segment [count, *shape], a copy."""
+        return states.index_select(0, self.reads)
+
+    def store(self, states: torch.Tensor, last: torch.Tensor) -> None:
+        """Keep the last state of each segment, in the dtype of the cache."""
+        states.index_copy_(0, self.writes, last.to(states.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """One state group in one step. Runs are in an order in which every state is written before it is read."""
+
+    runs: tuple[Run, ...]
+
+    def compute(self, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        """Return `function(run, *inputs)` for the tokens of every run, in the order of the step.
+
+        Inputs are [num_tokens, ...]; the function gets them as [count, length, ...] and returns such a tensor.
+        """
+        if len(self.runs) == 1:
+            return function(self.runs[0], *map(self.runs[0].take, inputs)).flatten(0, 1)
+        out: torch.Tensor | None = None
+        for run in self.runs:
+            found = function(run, *map(run.take, inputs)).flatten(0, 1)
+            if out is None:
+                out = found.new_empty(len(inputs[0]), *found.shape[1:])
+            out[run.tokens] = found
+        assert out is not None, "a step has tokens"
+        return out
+
+
+def plan_states(
+    starts: Ints,
+    counts: Ints,
+    tables: npt.NDArray[np.int32],
+    block_size: int,
+    to_device: Callable[[Ints], torch.Tensor] = torch.from_numpy,
+) -> StatePlan:
+    """Return the plan of a step that computes `counts` tokens of each sequence from `starts` on.
+
+    `tables` [num_seqs, most blocks] are their block tables. A sequence that reads another's block stands behind it.
+    """
+    each = np.arange(len(starts))
+    if len(starts) == int(counts.sum()):
+        reads = np.where(starts > 0, tables[each, np.maximum(starts - 1, 0) // block_size], 0).astype(np.int64)
+        writes = tables[each, starts // block_size].astype(np.int64)
+        if not np.isin(reads[reads != writes], writes).any():
+            both = to_device(np.concatenate((reads, writes)))
+            return StatePlan((Run(len(each), 1, slice(0, len(each)), both[: len(each)], both[len(each) :]),))
+    runs = [_run(length, segments) for (_, length), segments in sorted(_waves(starts, counts, tables, block_size))]
+    return StatePlan(tuple(_on_device(runs, to_device)))
+
+
+Segment = tuple[int, int, int]
+"""Its first place in the step, the block it reads, the block it writes."""
+
+
+def _waves(
+    starts: Ints, counts: Ints, tables: npt.NDArray[np.int32], block_size: int
+) -> Sequence[tuple[tuple[int, int], list[Segment]]]:
+    """Return segments by (wave, length): a wave later than what writes the state they read."""
+    written: dict[int, int] = {}  # block to the wave that writes it
+    found: dict[tuple[int, int], list[Segment]] = {}
+    place = 0
+    for start, count, table in zip(starts.tolist(), counts.tolist(), tables, strict=True):
+        end = start + count
+        while start < end:
+            stop = min(end, (start // block_size + 1) * block_size)
+            read = int(table[(start - 1) // block_size]) if start else 0
+            write = int(table[start // block_size])
+            wave = written.get(read, -1) + 1
+            written[write] = wave
+            found.setdefault((wave, stop - start), []).append((place, read, write))
+            place += stop - start
+            start = stop
+    return list(found.items())
+
+
+def _run(length: int, segments: list[Segment]) -> tuple[int, slice | Ints, Ints, Ints]:
+    places, reads, writes = np.array(segments, dtype=np.int64).T
+    if (np.diff(places) == length).all():
+        return length, slice(int(places[0]), int(places[-1]) + length), reads, writes
+    return length, (places[:, None] + np.arange(length)).ravel(), reads, writes
+
+
+def _on_device(
+    runs: list[tuple[int, slice | Ints, Ints, Ints]], to_device: Callable[[Ints], torch.Tensor]
+) -> list[Run]:
+    """Send all numbers in one piece."""
+    arrays = [array for _, *parts in runs for array in parts if not isinstance(array, slice)]
+    pieces = iter(torch.split(to_device(np.concatenate(arrays)), [len(array) for array in arrays]))
+    made = []
+    for length, tokens, reads, _ in runs:
+        places = tokens if isinstance(tokens, slice) else next(pieces)
+        made.append(Run(len(reads), length, places, next(pieces), next(pieces)))
+    return made
