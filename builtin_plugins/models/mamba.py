@@ -1,5 +1,6 @@
 """Mamba and Mamba 2: layers of nothing but a state space."""
 
+from builtin_plugins.models.state_spaces import step_limits
 from core.api import DecoderSpec, Entry, LayerSpec, Mamba2Spec, ModelFacts, WeightNames, hookimpl
 
 NAMES = WeightNames(
@@ -21,7 +22,6 @@ def mamba2(hf_config: object) -> DecoderSpec:
     """Return the facts of a Mamba 2 config."""
     facts = ModelFacts(hf_config)
     norm = facts.norm("layer_norm_epsilon", 1e-5)
-    least, most = facts.get("time_step_limit") or (0.0, float("inf"))
     layer = LayerSpec(
         recurrent=Mamba2Spec(
             heads=facts.count("num_heads", 128),
@@ -31,9 +31,8 @@ def mamba2(hf_config: object) -> DecoderSpec:
             kernel=facts.count("conv_kernel", 4),
             bias=facts.flag("use_bias"),
             conv_bias=facts.flag("use_conv_bias", True),
-            least_step=float(least),
-            most_step=float(most),
             norm=norm,
+            **step_limits(facts),
         ),
         attention_in=norm,
     )

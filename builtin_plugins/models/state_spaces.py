@@ -1,0 +1,35 @@
+"""What configs of state-space models have in common, under the names that several of them use."""
+
+from typing import Any
+
+from core.api import Mamba2Spec, ModelError, ModelFacts
+
+
+def step_limits(facts: ModelFacts) -> dict[str, float]:
+    """Return the bounds of a token's step, as `Mamba2Spec` takes them; infinity, which JSON has not, is no bound."""
+    limits = facts.get("time_step_limit") or (0.0, None)
+    if not isinstance(limits, (list, tuple)) or len(limits) != 2:
+        raise ModelError(f"time_step_limit in config.json is {limits!r:.100}; it must be a list of two numbers.")
+    least, most = limits
+    return {
+        "least_step": float(least),
+        "most_step": float(most) if isinstance(most, (int, float)) else float("inf"),
+    }
+
+
+def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
+    """Return the state space of a hybrid's config, whose fields begin with `mamba_`."""
+    heads, size = facts.count("mamba_n_heads", 128), facts.get("mamba_d_head", "auto")
+    if size == "auto":
+        size = facts.count("mamba_expand", 2) * facts.count("hidden_size") // heads
+    given = {
+        "heads": heads,
+        "head_size": size,
+        "state_size": facts.count("mamba_d_state", 256),
+        "groups": facts.count("mamba_n_groups", 1),
+        "kernel": facts.count("mamba_d_conv", 4),
+        "bias": facts.flag("mamba_proj_bias"),
+        "conv_bias": facts.flag("mamba_conv_bias", True),
+        **step_limits(facts),
+    }
+    return Mamba2Spec(**{**given, **others})
