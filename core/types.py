@@ -282,6 +282,8 @@ class CompletionOutput:
     lora_request: Any = None
     num_tokens: int = 0
     """Tokens generated so far, also where `token_ids` holds only the newest."""
+    special_spans: Sequence[tuple[int, int]] = ()
+    """Where in `text` special tokens are spelled; empty where they are skipped."""
 
     def finished(self) -> bool:
         """Say whether this sequence has ended."""

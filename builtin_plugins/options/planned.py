@@ -54,12 +54,8 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Speculative decoding": {"speculative_config": (Json | None, None)},
     "Structured outputs": {"structured_outputs_config": (Json, {})},
     "Tool calls and reasoning parsed on the server": {
-        "reasoning_parser": (str, ""),
         "reasoning_parser_plugin": (Text, None),
-        "enable_auto_tool_choice": (bool, False),
-        "tool_call_parser": (Text, None),
         "tool_parser_plugin": (str, ""),
-        "exclude_tools_when_tool_choice_none": (bool, False),
         "tool_server": (Text, None),
     },
     "Logits processors by dotted path (write a plugin: `engine plugins new NAME --kind logits_processors`)": {

@@ -20,11 +20,16 @@ class Detokenizer:
     The texts of all `append` calls plus that of `flush` joined equal the text of all tokens decoded at once.
     """
 
-    __slots__ = ("_read", "_shown", "_skip_special", "_tokenizer", "_window")
+    __slots__ = ("_read", "_shown", "_skip_special", "_special", "_tokenizer", "_window", "num_chars", "spans")
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
+        self._special = frozenset[int]() if skip_special_tokens else tokenizer.special_ids
+        self.spans: list[tuple[int, int]] = []
+        """Where in the whole text special tokens are spelled."""
+        self.num_chars = 0
+        """Length of the text that was returned."""
         self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
         """Tokens decoded together: some already shown, as context, then those waiting."""
         self._read = len(self._window)
@@ -42,6 +47,8 @@ class Detokenizer:
             if text.endswith(UNFINISHED) and pending <= MAX_PENDING:
                 continue
             out.append(self._show(text))
+            if token in self._special:
+                self.spans.append((self.num_chars - len(self._tokenizer.decode([token])), self.num_chars))
         return "".join(out)
 
     def flush(self) -> str:
@@ -58,6 +65,7 @@ class Detokenizer:
             text = self._tokenizer.decode(self._window, self._skip_special)
         self._read = len(self._window)
         self._shown = len(text)
+        self.num_chars += len(new)
         return new
 
 

@@ -5,6 +5,7 @@ Runs on the client's side. Knows requests and tokenizers; knows no scheduler and
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -271,4 +272,12 @@ def _completion(sequence: Sequenced, delta: bool) -> CompletionOutput:
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         num_tokens=len(tokens),
+        special_spans=_spans(sequence.detokenizer, start_char, len(text)),
     )
+
+
+def _spans(detokenizer: Detokenizer | None, start: int, end: int) -> list[tuple[int, int]]:
+    """Return where special tokens are spelled in a stretch of the text, counted from its start."""
+    spans = detokenizer.spans if detokenizer is not None else []
+    first = bisect_left(spans, (start,))
+    return [(low - start, high - start) for low, high in spans[first:] if high <= end]

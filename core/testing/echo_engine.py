@@ -23,7 +23,7 @@ class EchoEngine:
     def __init__(self, config: EngineConfig | None = None, max_model_len: int = 256) -> None:
         self.config = config or EngineConfig()
         self.source = SimpleNamespace(name="echo")
-        self.registry = None
+        self.registry: Any = None
         self.tokenizer = ByteTokenizer()
         self.renderer = None
         self.max_model_len = max_model_len

@@ -107,3 +107,16 @@ class TestStopTexts:
         assert stops.append("abcab", may_stop=False) is None
         assert stops.append("c") == "abc"
         assert stops.text == "abc"
+
+
+def test_spelled_special_tokens_are_marked_and_texts_like_them_are_not() -> None:
+    tokenizer = ByteTokenizer()
+    special = min(tokenizer.special_ids)
+    spelled = tokenizer.decode([special])
+    detokenizer = Detokenizer(tokenizer, [], skip_special_tokens=False)
+    text = detokenizer.append([*b"a", special, *spelled.encode(), special])
+    assert text == f"a{spelled * 3}"
+    size = len(spelled)
+    assert detokenizer.spans == [(1, 1 + size), (1 + 2 * size, 1 + 3 * size)]
+    skipping = Detokenizer(tokenizer, [], skip_special_tokens=True)
+    assert (skipping.append([*b"a", special]), skipping.spans) == ("a", [])

@@ -15,7 +15,11 @@ from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.routes.tokenize.routes import TokenizeRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core.config import EngineConfig
+from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
+
+
+REGISTRY = load_plan(make_plan(["none", "tool_parsers", "reasoning_parsers"]))
 
 
 class Api:
@@ -24,6 +28,7 @@ class Api:
     def __init__(self, **options: Any) -> None:
         self.config = EngineConfig(options=options)
         self.engine = EchoEngine(self.config)
+        self.engine.registry = REGISTRY
         groups = [make(self.engine, self.config) for make in (OpenAIRoutes, TokenizeRoutes, ProbeRoutes)]
         self.server = HttpServer(self.engine, self.config, groups)
 

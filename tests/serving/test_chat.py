@@ -62,7 +62,7 @@ def test_top_logprobs_alone_is_refused(api):
 
 def test_template_options_reach_the_renderer(api):
     kwargs = {"enable_thinking": False}
-    api.chat("a", tools=[TOOL], chat_template_kwargs=kwargs, reasoning_effort="low", tool_choice="auto")
+    api.chat("a", tools=[TOOL], chat_template_kwargs=kwargs, reasoning_effort="low", tool_choice="none")
     rendered = api.engine.rendered[0]
     assert rendered["tools"] == [TOOL]
     assert rendered["template_kwargs"] == {"enable_thinking": False, "reasoning_effort": "low"}
@@ -84,7 +84,7 @@ def test_role_of_answers_is_an_option(make_api):
 def test_a_forced_tool_names_what_is_missing(api, choice):
     error = api.chat("a", tools=[TOOL], tool_choice=choice).json()["error"]
     assert error["param"] == "tool_choice"
-    assert "tool parser" in error["message"]
+    assert "grammar backend" in error["message"]
 
 
 def test_templates_of_requests_need_trust(api, make_api):

@@ -24,8 +24,9 @@ from builtin_plugins.routes.openai.answers import (
     shows_usage,
     sound,
 )
-from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, check_tools, check_unserved
+from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, check_unserved
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
+from builtin_plugins.routes.openai.parsing import AnswerReader, Formats, ParsedChoice
 from builtin_plugins.routes.openai.sampling import sampling_params
 from builtin_plugins.routes.streams import DONE, EventStream, event, started, while_connected
 from core.api import CompletionOutput, InvalidRequest, SamplingParams
@@ -45,14 +46,17 @@ class _Job:
     echo: str
     """Text of the last message, where the answer repeats it."""
     tokens_as_ids: bool
+    reader: AnswerReader | None
+    """Reads reasoning and tool calls out of the answer, where there may be any."""
 
 
 class ChatCompletions:
     """The endpoint."""
 
-    def __init__(self, engine: Any, options: AnswerOptions) -> None:
+    def __init__(self, engine: Any, options: AnswerOptions, formats: Formats) -> None:
         self._engine = engine
         self._options = options
+        self._formats = formats
 
     async def __call__(self, request: Request) -> Any:
         """Answer one request, streamed or whole."""
@@ -77,7 +81,7 @@ class ChatCompletions:
             raise InvalidRequest("messages", "is empty; at least one message is needed.")
         check_unserved(others)
         check_stream_options(fields)
-        check_tools(fields)
+        self._formats.check(fields)
         if fields.stream and "prompt_logprobs" in others:
             raise InvalidRequest("prompt_logprobs", "cannot be streamed; set `stream` to false.")
         if fields.chat_template is not None and not self._options.trust_chat_template:
@@ -99,6 +103,7 @@ class ChatCompletions:
             role=self._options.response_role if generates else str(last_message.get("role")),
             echo=echo if isinstance(echo, str) else "",
             tokens_as_ids=self._options.tokens_as_ids if as_ids is None else as_ids,
+            reader=self._formats.reader(fields, text),
         )
 
     def _sampling(self, fields: ChatFields, others: dict[str, Any]) -> SamplingParams:
@@ -124,7 +129,7 @@ class ChatCompletions:
         text, ids = await self._engine.render_chat(
             fields.messages,
             whole=whole,
-            tools=fields.tools or None,
+            tools=self._formats.shown_tools(fields),
             chat_template=fields.chat_template,
             add_generation_prompt=not fields.continue_final_message if begins is None else begins,
             continue_final_message=fields.continue_final_message,
@@ -137,7 +142,7 @@ class ChatCompletions:
     def _run(self, job: _Job) -> Any:
         return self._engine.generate(
             job.prompt,
-            job.sampling,
+            job.sampling if job.reader is None else job.reader.sampling(job.sampling),
             engine_id(job.head.id),
             priority=job.fields.priority,
             cache_salt=job.fields.cache_salt,
@@ -149,8 +154,15 @@ class ChatCompletions:
         usage.count(0, output)
         choices = []
         for completion in output.outputs:
-            message = {"role": job.role, "content": job.echo + completion.text, "refusal": None}
-            choices.append(self._choice(job, completion, "message", message))
+            parsed = self._begin(job)
+            message: dict[str, Any] = {"role": job.role, "content": completion.text, "refusal": None}
+            if parsed is not None:
+                message |= {"content": None} | parsed.take(completion)
+                for call in message.get("tool_calls", ()):
+                    del call["index"]  # for streams alone
+            if job.echo:
+                message["content"] = job.echo + (message["content"] or "")
+            choices.append(self._choice(job, completion, "message", message, parsed))
         more: dict[str, Any] = {}
         if job.sampling.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
@@ -162,6 +174,7 @@ class ChatCompletions:
         usage = Usage(self._options.cached_details)
         final, always = shows_usage(job.fields, self._options)
         begun = False
+        parsing = [self._begin(job) for _ in range(job.sampling.n)]
         outputs = sound(self._run(job))
         async for output in outputs:
             usage.count(0, output)
@@ -172,14 +185,27 @@ class ChatCompletions:
                 choices = [_opening(job, index) for index in range(job.sampling.n)]
                 yield event(job.head.with_choices(choices, **ids, **more))
             for completion in output.outputs:
-                if completion.token_ids or completion.text or completion.finish_reason is not None:
-                    choice = self._choice(job, completion, "delta", {"content": completion.text})
-                    yield event(job.head.with_choices([choice], **more))
+                if not (completion.token_ids or completion.text or completion.finish_reason is not None):
+                    continue
+                parsed = parsing[completion.index]
+                delta = {"content": completion.text} if parsed is None else parsed.take(completion)
+                if delta or completion.finish_reason or completion.logprobs or job.fields.return_token_ids:
+                    yield event(job.head.with_choices([self._choice(job, completion, "delta", delta, parsed)], **more))
         if final:
             yield event(job.head.with_choices([], usage=usage.as_json()))
         yield DONE
 
-    def _choice(self, job: _Job, completion: CompletionOutput, form: str, message: dict[str, Any]) -> dict[str, Any]:
+    def _begin(self, job: _Job) -> ParsedChoice | None:
+        return None if job.reader is None else job.reader.begin(self._engine.tokenizer, job.sampling)
+
+    def _choice(
+        self,
+        job: _Job,
+        completion: CompletionOutput,
+        form: str,
+        message: dict[str, Any],
+        parsed: ParsedChoice | None,
+    ) -> dict[str, Any]:
         logprobs = None
         if completion.logprobs is not None:
             logprobs = chat_logprobs(
@@ -192,7 +218,7 @@ class ChatCompletions:
             "index": completion.index,
             form: message,
             "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": completion.finish_reason if parsed is None else parsed.finish_reason(completion),
             "stop_reason": completion.stop_reason,
         }
         if job.fields.return_token_ids:

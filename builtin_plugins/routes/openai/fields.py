@@ -65,6 +65,8 @@ class ChatFields(CommonFields, kw_only=True):
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool | None = None
@@ -76,9 +78,7 @@ class ChatFields(CommonFields, kw_only=True):
 
 
 _WITHOUT_EFFECT = (
-    "include_reasoning",
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -125,20 +125,3 @@ def check_unserved(others: Mapping[str, Any]) -> None:
         neutral, missing = _UNSERVED.get(name, ((value,), ""))
         if value not in neutral:
             raise InvalidRequest(name, f"{missing}.")
-
-
-def check_tools(fields: ChatFields) -> None:
-    """Raise `InvalidRequest` for a choice among tools that needs a parser."""
-    choice = fields.tool_choice
-    if choice is None or choice == "none":
-        return
-    if choice == "auto":
-        return
-    if isinstance(choice, str) and choice != "required":
-        raise InvalidRequest("tool_choice", f"must be 'none', 'auto', 'required' or a function, not {choice!r}.")
-    if not fields.tools:
-        raise InvalidRequest("tool_choice", "asks for a tool, but `tools` is empty.")
-    shown = choice if isinstance(choice, str) else "a named function"
-    raise InvalidRequest(
-        "tool_choice", f"{shown} needs a grammar backend and a tool parser, and no plugin brings them; use 'auto'."
-    )

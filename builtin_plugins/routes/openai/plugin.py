@@ -18,5 +18,11 @@ def engine_options() -> list[Option]:
         Option("enable_prompt_tokens_details", bool, False, "Say in `usage` how many prompt tokens were cached."),
         Option("enable_force_include_usage", bool, False, "End every stream with `usage`, asked for or not."),
         Option("return_tokens_as_token_ids", bool, False, "Spell tokens of log-probabilities as `token_id:N`."),
+        Option("enable_auto_tool_choice", bool, False, "Let the model decide whether to call a tool."),
+        Option("tool_call_parser", str | None, None, "How the model writes tool calls: name of a tool call parser."),
+        Option("reasoning_parser", str, "", "How the model marks its reasoning: name of a reasoning parser."),
+        Option(
+            "exclude_tools_when_tool_choice_none", bool, False, "Leave tools out of prompts that must not call any."
+        ),
         Option("trust_request_chat_template", bool, False, "Let requests bring their own chat template."),
     ]

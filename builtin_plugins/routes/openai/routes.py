@@ -12,6 +12,7 @@ from starlette.routing import Route
 from builtin_plugins.routes.openai.answers import AnswerOptions, check_model, now
 from builtin_plugins.routes.openai.chat import ChatCompletions
 from builtin_plugins.routes.openai.completions import Completions
+from builtin_plugins.routes.openai.parsing import Formats
 from core.api import EngineConfig
 
 
@@ -23,7 +24,7 @@ class OpenAIRoutes:
         self._engine = engine
         self._created = now()
         self._completions = Completions(engine, options)
-        self._chat = ChatCompletions(engine, options)
+        self._chat = ChatCompletions(engine, options, Formats.from_engine(engine, config.options))
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""

@@ -1,0 +1,149 @@
+"""Reasoning and tool calls in chat answers: which formats are read, and the messages that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from builtin_plugins.routes.openai.fields import ChatFields
+from builtin_plugins.routes.openai.tools import check_tools, forced_format, forced_schema
+from core.api import (
+    CompletionOutput,
+    InvalidRequest,
+    OutputParser,
+    ParseRequest,
+    ReasoningFormat,
+    SamplingParams,
+    ToolFormat,
+)
+
+PROMPT_END_CHARS = 200
+"""As much of the prompt's end is looked at to see whether it opens the reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """What the server was started to read."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    auto: bool = False
+    """Tools may be called where the model decides."""
+    hide_unchosen: bool = False
+    """Tools are not shown to the model under `tool_choice` none."""
+
+    @classmethod
+    def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
+        """Load the chosen formats. Raises `ConfigError` for unknown names."""
+
+        def load(kind: str, name: str | None) -> Any:
+            return engine.registry.load(engine.registry.choose(kind, name)) if name else None
+
+        return cls(
+            tools=load("tool_parsers", options.get("tool_call_parser")),
+            reasoning=load("reasoning_parsers", options.get("reasoning_parser")),
+            auto=bool(options.get("enable_auto_tool_choice")),
+            hide_unchosen=bool(options.get("exclude_tools_when_tool_choice_none")),
+        )
+
+    def check(self, fields: ChatFields) -> None:
+        """Raise `InvalidRequest` for tools that cannot be called here."""
+        check_tools(fields.tools, fields.tool_choice)
+        if fields.tools and fields.tool_choice in (None, "auto") and not (self.auto and self.tools):
+            raise InvalidRequest(
+                "tool_choice",
+                "'auto', the default with `tools`, needs a server started with --enable-auto-tool-choice and "
+                "--tool-call-parser; set it to 'none', 'required' or a function, or restart the server with both.",
+            )
+
+        if self.constraint(fields) is not None:
+            raise InvalidRequest("tool_choice", "a forced call needs a grammar backend, and no plugin brings one; use 'auto'.")
+
+    def shown_tools(self, fields: ChatFields) -> list[dict[str, Any]] | None:
+        """Return the tools that stand in the prompt."""
+        return None if fields.tool_choice == "none" and self.hide_unchosen else fields.tools or None
+
+    def constraint(self, fields: ChatFields) -> dict[str, Any] | None:
+        """Return the JSON schema an answer must follow because of the choice of tools."""
+        return forced_schema(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+
+    def reader(self, fields: ChatFields, prompt: str) -> AnswerReader | None:
+        """Return how the answer to a request is read; None where it is shown as it comes."""
+        tools = None
+        if fields.tools and fields.tool_choice in (None, "auto"):
+            tools = self.tools
+        elif fields.tools and fields.tool_choice != "none":
+            tools = forced_format(fields.tool_choice, self.tools)
+        if tools is None and self.reasoning is None:
+            return None
+        request = ParseRequest(fields.tools, fields.chat_template_kwargs, prompt[-PROMPT_END_CHARS:])
+        return AnswerReader(request, tools, self.reasoning, fields)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReader:
+    """Formats of one request."""
+
+    request: ParseRequest
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    fields: ChatFields
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with which the formats see their special tokens."""
+        return params.clone(skip_special_tokens=False)
+
+    def begin(self, tokenizer: Any, params: SamplingParams) -> ParsedChoice:
+        """Return the parser of one choice; `params` are those the client asked for."""
+        special = frozenset(tokenizer.decode([token]) for token in tokenizer.special_ids)
+        parser = OutputParser(
+            self.request,
+            tools=self.tools,
+            reasoning=self.reasoning,
+            special=special,
+            show_special=not params.skip_special_tokens,
+        )
+        return ParsedChoice(parser, self.fields)
+
+
+class ParsedChoice:
+    """One choice of an answer, as it is read."""
+
+    def __init__(self, parser: OutputParser, fields: ChatFields) -> None:
+        self._parser = parser
+        self._with_reasoning = fields.include_reasoning
+        self._most_calls = None if fields.parallel_tool_calls else 1
+        self._num_calls = 0
+
+    def take(self, completion: CompletionOutput) -> dict[str, Any]:
+        """Return the fields of the message, or of a chunk's delta, that some output brings."""
+        deltas = [self._parser.feed(completion.text, completion.special_spans)]
+        if completion.finish_reason is not None:
+            deltas.append(self._parser.finish())
+        content = "".join(delta.content for delta in deltas)
+        reasoning = "".join(delta.reasoning for delta in deltas)
+        calls = [call for delta in deltas for call in delta.calls]
+        if self._most_calls is not None:
+            calls = calls[: max(0, self._most_calls - self._num_calls)]
+        message: dict[str, Any] = {}
+        if content:
+            message["content"] = content
+        if reasoning and self._with_reasoning:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "index": self._num_calls + i,
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for i, call in enumerate(calls)
+            ]
+        self._num_calls += len(calls)
+        return message
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        """Return why the choice ended, as OpenAI says it."""
+        return "tool_calls" if completion.finish_reason == "stop" and self._num_calls else completion.finish_reason

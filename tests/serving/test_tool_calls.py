@@ -1,0 +1,100 @@
+"""Tool calls and reasoning over HTTP, streamed and whole: what the formats find is what clients get."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def joined(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
+    """What a client makes of a stream."""
+    message: dict[str, Any] = {}
+    reason = None
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            for name, value in choice["delta"].items():
+                message[name] = message[name] + value if name in message else value
+            reason = choice["finish_reason"] or reason
+    for call in message.get("tool_calls", ()):
+        del call["index"]
+    return message, reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_content_and_calls_are_told_apart(make_api, read_events, stream):
+    said = f"<think>hm</think>Adding.\n{CALL}{CALL}"
+    reply = make_api(**ON).chat(said, tools=[TOOL], stream=stream)
+    if stream:
+        message, reason = joined(read_events(reply))
+    else:
+        choice = reply.json()["choices"][0]
+        message, reason = choice["message"], choice["finish_reason"]
+    calls = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+    assert calls == [("add", {"a": 1})] * 2
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    assert (message["reasoning"], message["reasoning_content"]) == ("hm", "hm")
+    assert (message["content"], reason) == ("Adding.", "tool_calls")
+
+
+def test_an_answer_of_calls_alone_has_no_content(make_api):
+    choice = make_api(**ON).chat(CALL, tools=[TOOL]).json()["choices"][0]
+    assert choice["message"]["content"] is None
+
+
+def test_one_call_where_the_client_wants_no_more(make_api):
+    choice = make_api(**ON).chat(CALL + CALL, tools=[TOOL], parallel_tool_calls=False).json()["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+def test_without_tools_or_with_none_chosen_nothing_is_a_call(make_api):
+    api = make_api(**ON)
+    for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        choice = api.chat(CALL, **fields).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+
+
+def test_tools_can_be_left_out_of_prompts_that_call_none(make_api):
+    api = make_api(**ON, exclude_tools_when_tool_choice_none=True)
+    api.chat("a", tools=[TOOL], tool_choice="none")
+    assert api.engine.rendered[0]["tools"] is None
+
+
+def test_reasoning_can_be_left_out(make_api):
+    message = make_api(**ON).chat("<think>hm</think>yes", include_reasoning=False).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "yes", "refusal": None}
+
+
+def test_cut_off_calls_are_content(make_api):
+    choice = make_api(**ON).chat(CALL, tools=[TOOL], max_tokens=20).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL[:20], "length")
+
+
+@pytest.mark.parametrize("fields", [{"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "auto"}])
+def test_auto_needs_both_flags(api, fields):
+    error = api.chat("a", **fields).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert "--enable-auto-tool-choice" in error["message"]
+    assert "--tool-call-parser" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [TOOL, {"type": "function", "function": {"name": "a b"}}]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]}, "tools[0].function.parameters"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "often"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused_by_name(make_api, fields, param):
+    reply = make_api(**ON).chat("a", **fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
