@@ -115,6 +115,7 @@ NOUNS: Final = [
     "weather",
     "wind",
 ]
+_WHOSE: Final = ("car", "house", "city", "team", "office", "school", "phone", "shop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +142,19 @@ class Tool:
 
 def new_tool(draw: Draw) -> Tool:
     """Return a tool whose name lies on the draw's side of the split."""
-    verb = draw.one(tuple(VERBS))
-    noun = new_word(draw) if draw.chance(0.35) else draw.one(NOUNS)
-    if draw.chance(0.4):
-        noun = f"{draw.one(('car', 'house', 'city', 'team', 'office', new_word(draw)))} {noun}"
-    name = draw.own(lambda: _name(draw, verb, noun))
+    style = draw.number(0, 11)  # before the split, so that both sides have as many names of each style
+    verb, noun, name = draw.own(lambda: _named(draw, style), lambda named: named[2])
     parameters = _parameters(draw)
     return Tool(name, _schema(draw, name, _description(draw, verb, noun), parameters), verb, noun, parameters)
+
+
+def _named(draw: Draw, style: int) -> tuple[str, str, str]:
+    """Return what a tool does, with what, and what it is called."""
+    verb = draw.one(tuple(VERBS))
+    noun = new_word(draw) if draw.chance(0.1) else draw.one(NOUNS)
+    if draw.chance(0.4):
+        noun = f"{draw.one(_WHOSE)} {noun}"
+    return verb, noun, _name(draw, style, verb, noun)
 
 
 def again(draw: Draw, tool: Tool) -> tuple[Parameter, ...]:
@@ -167,18 +174,17 @@ def _and(words: str, place: int, draw: Draw) -> str:
     return f"and {words}" if place and draw.chance(0.3) else words
 
 
-def _name(draw: Draw, verb: str, noun: str) -> str:
+def _name(draw: Draw, style: int, verb: str, noun: str) -> str:
     parts = noun.split()
-    style = draw.number(0, 5)
-    if style <= 1:
+    if style <= 4:
         return "_".join([verb, *parts])
-    if style == 2:
+    if style <= 6:
         return verb + "".join(part.capitalize() for part in parts)
-    if style == 3:
+    if style <= 9:
         return "_".join([*parts, verb])
-    if style == 4:
+    if style == 10:
         return f"{new_word(draw)}_{parts[-1]}"
-    return new_word(draw) if draw.chance(0.5) else f"{new_word(draw)}_{new_word(draw, 1, 2)}"
+    return new_word(draw)
 
 
 def _description(draw: Draw, verb: str, noun: str) -> str:
@@ -200,7 +206,7 @@ def _parameters(draw: Draw) -> tuple[Parameter, ...]:
     count = draw.one((0, 1, 1, 1, 2, 2, 2, 3, 3, 4))
     names: list[str] = []
     while len(names) < count:
-        name = _new_parameter_name(draw) if draw.chance(0.4) else draw.one(tuple(_KNOWN))
+        name = _new_parameter_name(draw) if draw.chance(0.15) else draw.one(tuple(_KNOWN))
         if name not in names:
             names.append(name)
     return tuple(_valued(draw, name, _parameter_schema(draw, name), draw.chance(0.75)) for name in names)
@@ -229,7 +235,7 @@ def _choices(draw: Draw, name: str) -> list[str]:
         return ["celsius", "fahrenheit", "kelvin", "metric", "imperial"]
     if name == "mode":
         return ["slow", "fast", "eco", "quiet", "normal", "auto"]
-    return [new_word(draw) for _ in range(4)] if draw.chance(0.4) else [*COLOURS, *ANIMALS]
+    return [new_word(draw) for _ in range(4)] if draw.chance(0.15) else [*COLOURS, *ANIMALS]
 
 
 def _valued(draw: Draw, name: str, schema: dict[str, Any], required: bool) -> Parameter:

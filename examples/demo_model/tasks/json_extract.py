@@ -108,7 +108,7 @@ _ASK: Final = (
 
 def make(draw: Draw) -> Item:
     """Return one sentence, the fields asked for, and the object."""
-    sentence, values = _new_fields(draw) if draw.chance(0.25) else _known_fields(draw)
+    sentence, values = _new_fields(draw) if draw.chance(0.12) else _known_fields(draw)
     fields = [name for name in values if draw.chance(0.85)] or list(values)
     if draw.chance(0.25):
         fields = draw.some(fields, len(fields))

@@ -45,7 +45,7 @@ _ASK: Final = {
 
 def make(draw: Draw, operation: str | None = None) -> Item:
     """Return one list with what to do to it."""
-    kind = operation or draw.one(("copy", "reverse", "sort", "sort", "sort", "sort", "sort", "upper-case"))
+    kind = operation or draw.one(("copy", "reverse", "sort", "sort", "sort", "upper-case"))
     words = draw.own(lambda: draw.some(LIST_WORDS, draw.number(2, 6)), lambda listed: _key(kind, listed))
     joint = draw.one((", ", ", ", " "))
     return Item(
