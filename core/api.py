@@ -92,6 +92,7 @@ from core.parsing import (
     typed_arguments,
     typed_value,
 )
+from core.plugin import load_plan, make_plan
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.recurrent_spec import Mamba2Spec, RecurrentSpec
 from core.rope_spec import (
@@ -210,6 +211,8 @@ __all__ = [
     "did_you_mean",
     "hookimpl",
     "hookspec",
+    "load_plan",
+    "make_plan",
     "random_call_id",
     "typed_arguments",
     "typed_value",

@@ -54,8 +54,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Speculative decoding": {"speculative_config": (Json | None, None)},
     "Structured outputs": {"structured_outputs_config": (Json, {})},
     "Tool calls and reasoning parsed on the server": {
-        "reasoning_parser_plugin": (Text, None),
-        "tool_parser_plugin": (str, ""),
         "tool_server": (Text, None),
     },
     "Logits processors by dotted path (write a plugin: `engine plugins new NAME --kind logits_processors`)": {

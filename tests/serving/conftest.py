@@ -18,7 +18,6 @@ from core.config import EngineConfig
 from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 
-
 REGISTRY = load_plan(make_plan(["none", "tool_parsers", "reasoning_parsers"]))
 
 

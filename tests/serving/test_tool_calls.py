@@ -11,6 +11,20 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
+BANG = """
+from core.api import Entry, ToolFormat, hookimpl
+
+def read(scan, request):
+    while (yield from scan.text("!")):
+        with scan.attempt():
+            name, _ = yield from scan.take("!")
+            scan.call(name, {})
+
+@hookimpl
+def engine_tool_parsers():
+    return [Entry("bang", ToolFormat(read), "!name!")]
+"""
+
 
 def joined(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
     """What a client makes of a stream."""
@@ -73,6 +87,14 @@ def test_reasoning_can_be_left_out(make_api):
 def test_cut_off_calls_are_content(make_api):
     choice = make_api(**ON).chat(CALL, tools=[TOOL], max_tokens=20).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (CALL[:20], "length")
+
+
+def test_a_parser_may_come_from_a_file(make_api, tmp_path):
+    file = tmp_path / "bang.py"
+    file.write_text(BANG)
+    api = make_api(enable_auto_tool_choice=True, tool_call_parser="bang", tool_parser_plugin=str(file))
+    message = api.chat("so !add!", tools=[TOOL]).json()["choices"][0]["message"]
+    assert (message["content"], message["tool_calls"][0]["function"]["name"]) == ("so", "add")
 
 
 @pytest.mark.parametrize("fields", [{"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "auto"}])

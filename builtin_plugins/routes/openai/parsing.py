@@ -16,6 +16,8 @@ from core.api import (
     ReasoningFormat,
     SamplingParams,
     ToolFormat,
+    load_plan,
+    make_plan,
 )
 
 PROMPT_END_CHARS = 200
@@ -37,12 +39,15 @@ class Formats:
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
         """Load the chosen formats. Raises `ConfigError` for unknown names."""
 
-        def load(kind: str, name: str | None) -> Any:
-            return engine.registry.load(engine.registry.choose(kind, name)) if name else None
+        def load(kind: str, name: str | None, file: str | None) -> Any:
+            registry = load_plan(make_plan(["none", file])) if file else engine.registry
+            return registry.load(registry.choose(kind, name)) if name else None
 
         return cls(
-            tools=load("tool_parsers", options.get("tool_call_parser")),
-            reasoning=load("reasoning_parsers", options.get("reasoning_parser")),
+            tools=load("tool_parsers", options.get("tool_call_parser"), options.get("tool_parser_plugin")),
+            reasoning=load(
+                "reasoning_parsers", options.get("reasoning_parser"), options.get("reasoning_parser_plugin")
+            ),
             auto=bool(options.get("enable_auto_tool_choice")),
             hide_unchosen=bool(options.get("exclude_tools_when_tool_choice_none")),
         )
@@ -58,7 +63,9 @@ class Formats:
             )
 
         if self.constraint(fields) is not None:
-            raise InvalidRequest("tool_choice", "a forced call needs a grammar backend, and no plugin brings one; use 'auto'.")
+            raise InvalidRequest(
+                "tool_choice", "a forced call needs a grammar backend, and no plugin brings one; use 'auto'."
+            )
 
     def shown_tools(self, fields: ChatFields) -> list[dict[str, Any]] | None:
         """Return the tools that stand in the prompt."""
