@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from core.cli.memory_plan import MemoryPlan, memory_plan
     from core.engine.async_llm import AsyncLLM
     from core.engine.llm import LLM
+    from core.pooling_types import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
@@ -20,9 +27,14 @@ _HOMES = {
     "LLM": "core.engine.llm",
     "MemoryPlan": "core.cli.memory_plan",
     "CompletionOutput": "core.types",
+    "ClassificationRequestOutput": "core.pooling_types",
+    "EmbeddingRequestOutput": "core.pooling_types",
+    "PoolingParams": "core.pooling_types",
+    "PoolingRequestOutput": "core.pooling_types",
     "RequestOutput": "core.types",
     "RequestOutputKind": "core.types",
     "SamplingParams": "core.types",
+    "ScoringRequestOutput": "core.pooling_types",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",
     "memory_plan": "core.cli.memory_plan",
@@ -31,11 +43,16 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "MemoryPlan",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "TextPrompt",
     "TokensPrompt",
     "memory_plan",

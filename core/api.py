@@ -25,6 +25,8 @@ from core.contracts import (
     ModelSource,
     ModuleSpec,
     Platform,
+    Pooler,
+    PoolingModel,
     QuantMethod,
     QueuedRequest,
     RequestStats,
@@ -94,6 +96,8 @@ from core.parsing import (
 )
 from core.plugin import load_plan, make_plan
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
+from core.pooling_spec import DenseSpec, PoolingSpec, SentenceFacts
+from core.pooling_types import PoolingParams, PoolingRequestOutput
 from core.recurrent_spec import Mamba2Spec, RecurrentSpec
 from core.rope_spec import (
     DynamicScaling,
@@ -126,6 +130,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "DecoderSpec",
+    "DenseSpec",
     "DynamicScaling",
     "EngineConfig",
     "EngineDead",
@@ -167,6 +172,11 @@ __all__ = [
     "ParsedDelta",
     "Platform",
     "PluginError",
+    "Pooler",
+    "PoolingModel",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PoolingSpec",
     "ProcessFrozen",
     "ProcessKilled",
     "ProportionalScaling",
@@ -192,6 +202,7 @@ __all__ = [
     "Scan",
     "SchedulerExtension",
     "SchedulingPolicy",
+    "SentenceFacts",
     "Server",
     "ServerActivity",
     "SlidingWindow",

@@ -69,6 +69,12 @@ def engine_logits_processors() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_poolers() -> Sequence[Entry]:
+    """What of a prompt's hidden states stands for it (`--pooler-config`). Contract: `core.contracts.Pooler`."""
+    raise NotImplementedError
+
+
+@hookspec
 def engine_scheduling_policies() -> Sequence[Entry]:
     """Orders in which requests run (`--scheduling-policy`). Contract: `core.contracts.SchedulingPolicy`."""
     raise NotImplementedError

@@ -7,12 +7,15 @@ beside `AttentionSpec` and `MlpSpec`, not flags.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from core.errors import ConfigError, ModelError
 from core.recurrent_spec import RecurrentSpec
 from core.rope_spec import RopeSpec
 from core.weight_names import WeightNames
+
+if TYPE_CHECKING:
+    from core.pooling_spec import PoolingSpec
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_clamped")
 
@@ -49,7 +52,7 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """Causal attention of one layer over cached keys and values."""
+    """Attention of one layer over cached keys and values, or over all of a prompt at once."""
 
     heads: int
     kv_heads: int
@@ -58,8 +61,10 @@ class AttentionSpec:
     """None: no rotary positions in this layer."""
     scale: float | None = None
     """Factor on the scores; None: 1 / sqrt(head_size)."""
+    causal: bool = True
+    """False: every token sees those behind it as well. Nothing is cached, so a prompt is computed in one step."""
     window: int | None = None
-    """Tokens visible, the current one included; None: all."""
+    """Tokens visible, the current one included, on each side unless causal; None: all."""
     chunk: int | None = None
     """Only tokens of the current chunk of so many positions are visible."""
     softcap: float | None = None
@@ -104,6 +109,8 @@ class AttentionSpec:
             )
         if self.window is not None and self.window < 1:
             raise ModelError(f"sliding_window {self.window} hides the token itself; it must be at least 1, or null.")
+        if not self.causal and (self.chunk or self.softcap or self.alibi or self.sinks or self.shares is not None):
+            raise ModelError("attention to both sides has no chunks, caps, slopes, sinks or keys of another layer.")
         if self.alibi and len(self.alibi) != self.heads:
             raise ModelError(f"there are {len(self.alibi)} slopes of positions for {self.heads} attention heads.")
 
@@ -246,11 +253,19 @@ class DecoderSpec:
     """Rows of the table of learned positions; 0: there is none."""
     position_offset: int = 0
     """The row of position 0."""
+    token_types: int = 0
+    """Rows of the table that tells the texts of a pair apart; 0: there is none."""
+    embed_in_last: bool = False
+    """Positions, types and norm have the embedding's own width; the product to the layers' comes last, with a bias."""
     sinusoidal_positions: bool = False
     """Sines and cosines of every position are added to the embedding."""
     layer_inputs: LayerInputSpec | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    stored_layers: tuple[int, ...] = ()
+    """Which of the checkpoint's layers each one is, where layers share weights; empty: each its own."""
+    pooling: PoolingSpec | None = None
+    """What it makes of a prompt instead of tokens."""
     names: WeightNames = field(default_factory=WeightNames)
 
     def __post_init__(self) -> None:
@@ -259,6 +274,11 @@ class DecoderSpec:
                 raise ModelError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if not self.layers:
             raise ModelError("num_hidden_layers is 0; a model has at least one layer.")
+
+    @property
+    def bidirectional(self) -> bool:
+        """Say whether a prompt must be computed in one step."""
+        return any(layer.attention is not None and not layer.attention.causal for layer in self.layers)
 
     def check_split(self, tensor: int, pipeline: int) -> None:
         """Raise `ConfigError` when `tensor` ranks cannot split every layer, or `pipeline` stages have no layer each."""

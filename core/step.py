@@ -17,6 +17,7 @@ import msgspec
 
 from core.errors import EngineError
 from core.kv_spec import LayerKV
+from core.pooling_types import Pooled, PoolingInfo, PoolingParams
 from core.types import SamplingParams
 
 MIN_CONTENT_HASH_BYTES: Final = 16
@@ -62,6 +63,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Where the prompt's token ids are placeholders for contents."""
     output_token_ids: list[int] = []
     """Tokens already generated (and sent) by an earlier life of the request; generation goes on after them."""
+    pooling: PoolingParams | None = None
+    """What to make of the prompt instead of generating: the request ends with the step that ends the prompt."""
 
 
 class NewRow(msgspec.Struct, array_like=True, frozen=True):
@@ -77,6 +80,7 @@ class NewRow(msgspec.Struct, array_like=True, frozen=True):
     eos_token_ids: tuple[int, ...]
     blocks: list[list[int]]
     """Block table per KV group, covering cached and planned tokens."""
+    pooling: PoolingParams | None = None
 
 
 class StepPlan(msgspec.Struct, array_like=True, frozen=True):
@@ -137,6 +141,8 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     payloads: dict[str, bytes] = {}
     accepted: list[int] = []
     """Number of `tokens` per row; empty where it is one each."""
+    pooled: dict[int, Pooled] = {}
+    """Per row, what a pooling model made of its prompt; its token means nothing then."""
 
     def by_row(self) -> list[list[int]]:
         """Return the accepted tokens of each row. Raises `EngineError` if numbers and tokens disagree."""
@@ -161,6 +167,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     num_cached_tokens: int = 0
     """Prompt tokens served from the prefix cache at first admission; stated with the first token."""
     error: str | None = None
+    pooled: Pooled | None = None
+    """What a pooling model made of the prompt."""
 
 
 class StepNews(msgspec.Struct, array_like=True, frozen=True):
@@ -191,6 +199,8 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     vocab_size: int
     weight_bytes: int = 0
     device: str = "cpu"
+    pooling: PoolingInfo | None = None
+    """What a pooling model can do; None: it generates tokens."""
 
     @classmethod
     def combine(cls, infos: Sequence[WorkerInfo], tensor: int) -> WorkerInfo:
@@ -205,6 +215,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
             vocab_size=infos[-1].vocab_size,
             weight_bytes=sum(info.weight_bytes for info in infos),
             device=infos[0].device,
+            pooling=infos[-1].pooling,
         )
 
 

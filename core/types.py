@@ -203,15 +203,18 @@ def _bias_check(bound: Bound) -> _Check:
     return check
 
 
-def _flag_check(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidRequest(name, f"must be true or false, not {value!r}.")
+def _flag_check(optional: bool) -> _Check:
+    def check(name: str, value: Any) -> None:
+        if not (isinstance(value, bool) or (value is None and optional)):
+            raise InvalidRequest(name, f"must be true or false, not {value!r}.")
+
+    return check
 
 
-def _make_checks() -> tuple[tuple[str, _Check], ...]:
-    """One check per annotated field, decided once from the catalogue."""
+def make_checks(catalogue: type) -> tuple[tuple[str, _Check], ...]:
+    """Return one check for each annotated field of a struct of request parameters."""
     checks: list[tuple[str, _Check]] = []
-    for name, hint in typing.get_type_hints(SamplingParams, include_extras=True).items():
+    for name, hint in typing.get_type_hints(catalogue, include_extras=True).items():
         bound = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Bound)), None)
         if bound is None:
             continue
@@ -220,7 +223,7 @@ def _make_checks() -> tuple[tuple[str, _Check], ...]:
         kind, optional = parts[0], len(parts) < len(typing.get_args(inner) or (inner,))
         origin = typing.get_origin(kind)
         if kind is bool:
-            checks.append((name, _flag_check))
+            checks.append((name, _flag_check(optional)))
         elif kind in (int, float):
             checks.append((name, _number_check(bound, kind is int, optional)))
         elif origin is list:
@@ -234,7 +237,7 @@ def _is_union(hint: Any) -> bool:
     return type(None) in typing.get_args(hint)
 
 
-_CHECKS = _make_checks()
+_CHECKS = make_checks(SamplingParams)
 
 
 class TextPrompt(TypedDict, total=False):
@@ -317,3 +320,5 @@ class RequestOutput:
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = field(default=None)
     """Why the request failed inside the engine, where it did (finish_reason "error")."""
+    pooled: Any = None
+    """What a pooling model made of the prompt (`core.pooling_types.Pooled`)."""

@@ -17,6 +17,7 @@ class WeightNames:
     embed_out: str = ""
     """The product before the head, back to that width."""
     positions: str = ""
+    token_types: str = ""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     layer: str = "model.layers.{}"

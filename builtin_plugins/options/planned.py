@@ -16,10 +16,7 @@ Text = str | None
 Number = int | None
 
 PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
-    "Pooling models (embeddings, classification, rewards)": {
-        "runner": (Literal["auto", "generate", "pooling", "draft"], "auto"),
-        "convert": (Literal["auto", "none", "embed", "classify", "reward"], "auto"),
-        "pooler_config": (Json | None, None),
+    "Inputs and outputs of a form of their own": {
         "io_processor_plugin": (Text, None),
     },
     "Images, audio and video in prompts": {

@@ -12,10 +12,12 @@ from core.contracts.models import (
     Model,
     ModelSource,
     ModuleSpec,
+    PoolingModel,
     QuantMethod,
     WeightLoader,
 )
 from core.contracts.platforms import Executor, Platform
+from core.contracts.pooling import Pooler
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import (
@@ -53,6 +55,8 @@ __all__ = [
     "ModuleSpec",
     "OpImplementation",
     "Platform",
+    "Pooler",
+    "PoolingModel",
     "QuantMethod",
     "QueuedRequest",
     "ReasoningFormat",

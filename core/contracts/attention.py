@@ -96,3 +96,5 @@ class ForwardBatch:
     prompt_lens: list[int]
     token_ids: torch.Tensor
     """[max_num_seqs, max_model_len] int64: every row's tokens, sampled ones included, by position."""
+    token_types: torch.Tensor | None = None
+    """[num_tokens] int64: 0, or 1 in the second text of a pair; None: all are 0."""

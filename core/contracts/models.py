@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from core.model_spec import DecoderSpec
     from core.nn.parallel import ParallelGroup, Pipeline
     from core.ops.table import OpTable
+    from core.pooling_spec import SentenceFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class ModelSource:
     """Entry of kind `tokenizers` that reads its tokenizer under `--tokenizer-mode auto`."""
     weight_loader: str = "safetensors"
     """Entry of kind `weight_loaders` under `--load-format auto`."""
+    sentence: SentenceFacts | None = None
+    """What sentence-transformers' files say, where the model comes with them: it is for pooling then."""
     origin: str = "checkpoint"
     """Said in error blocks: checkpoint, hub id, scripted."""
 
@@ -69,7 +72,9 @@ class BuildContext:
 class ModuleSpec(Protocol):
     """An architecture that is a module of its own instead of a `DecoderSpec`.
 
-    One that can be split over ranks has a method `check_split(tensor, pipeline)`, like `DecoderSpec`.
+    One that can be split over ranks has a method `check_split(tensor, pipeline)`, like `DecoderSpec`. One that can be
+    pooled is a dataclass with a field `pooling: PoolingSpec | None`, which comes back settled before `build`, and a
+    field `hidden_size`; one that reads a whole prompt at once has `bidirectional = True`.
     """
 
     vocab_size: int
@@ -106,6 +111,13 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32 for n selected hidden states. Only the last stage is asked."""
+
+
+class PoolingModel(Model, Protocol):
+    """A model that was built with a `PoolingSpec`; it is not asked for logits."""
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden states."""
 
 
 class WeightLoader(Protocol):

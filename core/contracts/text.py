@@ -7,7 +7,12 @@ from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Constructed with (source, config); a function in its place may return None: there is none."""
+    """Text to ids and back. Constructed with (source, config); a function in its place may return None: there is none.
+
+    Optional: `encode_fitted(text, pair, max_tokens)` returns the ids and the type ids (0, and 1 in the second text) of a
+    text or, where `pair` is no None, of two, with special tokens and cut to fit: ends of texts, the longer one's first.
+    Without it pooling models take no pairs, and long texts are cut without regard to special tokens.
+    """
 
     vocab_size: int
     """Ids are below this."""

@@ -14,6 +14,8 @@ from typing import Final
 
 from core.contracts import LogitsProcessor, Tokenizer
 from core.errors import InvalidRequest
+from core.pooling.requests import as_sampling
+from core.pooling_types import PoolingInfo, PoolingParams
 from core.sampling import unserved_params
 from core.step import EngineRequest
 from core.types import SamplingParams
@@ -29,6 +31,13 @@ class ModelLimits:
     max_model_len: int
     max_logprobs: int
     eos_token_ids: tuple[int, ...]
+    pooling: PoolingInfo | None = None
+    """What a pooling model can do; None: it generates."""
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Longest prompt; one token is generated at least, unless it is pooled."""
+        return self.max_model_len - (self.pooling is None)
 
 
 def mix_seed(seed: int, salt: int) -> int:
@@ -59,7 +68,7 @@ class Admission:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         arrival_s: float,
         priority: int = 0,
@@ -68,8 +77,7 @@ class Admission:
         """Return one engine request per sequence. Raises `InvalidRequest` naming the field and the limit."""
         if not isinstance(request_id, str):
             raise InvalidRequest("request_id", f"must be a text, not {request_id!r}.")
-        if not isinstance(sampling, SamplingParams):
-            raise InvalidRequest("sampling_params", f"must be SamplingParams, not {sampling!r}.")
+        pooling, sampling = as_sampling(self.limits.pooling, params)
         if type(priority) is not int:
             raise InvalidRequest("priority", f"must be an integer, not {priority!r}.")
         if sampling.bad_words_token_ids:
@@ -87,7 +95,7 @@ class Admission:
             raise InvalidRequest("stop", "there is no tokenizer, so texts cannot be found; use stop_token_ids.")
         for prepare in self._preparations:
             sampling = prepare(sampling, self._tokenizer)
-        room = self.limits.max_model_len - len(prompt)
+        room = max(1, self.limits.max_model_len - len(prompt))
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = self._next_seed() if sampling.seed is None else sampling.seed & (MASK >> 1)
         return [
@@ -101,6 +109,7 @@ class Admission:
                 priority=priority,
                 arrival_s=arrival_s,
                 cache_salt=cache_salt,
+                pooling=pooling,
             )
             for index in range(sampling.n)
         ]
@@ -113,7 +122,7 @@ class Admission:
         """Return the prompt as a list, truncated where the request asks for it, every id in the vocabulary."""
         prompt = list(prompt_token_ids)
         keep = sampling.truncate_prompt_tokens
-        most = self.limits.max_model_len - 1
+        most = self.limits.max_prompt_len
         if keep is not None:
             keep = most if keep == -1 else keep
             if keep > most:
@@ -124,8 +133,9 @@ class Admission:
         if len(prompt) > most:
             raise InvalidRequest(
                 "prompt",
-                f"has {len(prompt)} tokens, but the context holds {self.limits.max_model_len} with at least one to "
-                "generate. Shorten it, or set truncate_prompt_tokens.",
+                f"has {len(prompt)} tokens, but the context holds {self.limits.max_model_len}"
+                f"{' with at least one to generate' if self.limits.pooling is None else ''}. "
+                "Shorten it, or set truncate_prompt_tokens.",
             )
         vocab = self.limits.vocab_size
         for token in prompt:

@@ -17,6 +17,8 @@ from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
 from core.engine.sinks import Meter
 from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
+from core.pooling.calls import pooled_output
+from core.pooling_types import PoolingOutput, PoolingParams, PoolingRequestOutput
 from core.step import EngineRequest, RequestDelta, StepNews
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 
@@ -98,22 +100,24 @@ class AsyncLLM:
 
     # --- text
 
-    async def encode(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
         """Return token ids of a text. Far more than the context holds is refused early, unless `whole`."""
         return (await self._prompt(text, add_special_tokens, whole=whole)).token_ids
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, whole: bool = False, **options: Any
     ) -> tuple[str, list[int]]:
-        """Return the prompt of a conversation as text and ids; options as in `ChatRenderer.render`, and `encode`."""
+        """Return the prompt of a conversation as text and ids; options as in `ChatRenderer.render`, and `tokenize`."""
         most = None if whole else self.max_model_len
         render = partial(self._front.renderer.messages, messages, max_tokens=most, **options)
         prompt = await asyncio.to_thread(render)
         return prompt.text or "", prompt.token_ids
 
     async def _prompt(
-        self, prompt: PromptType | Mapping[str, Any], add_special_tokens: bool = True, *, whole: bool
+        self, prompt: PromptType | Mapping[str, Any] | Prompt, add_special_tokens: bool = True, *, whole: bool
     ) -> Prompt:
+        if isinstance(prompt, Prompt):
+            return prompt
         most = None if whole else self.max_model_len
         render = partial(self._front.renderer.prompt, prompt, add_special_tokens, max_tokens=most)
         text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, Mapping) else None
@@ -125,8 +129,8 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: PromptType | Mapping[str, Any],
-        sampling_params: SamplingParams,
+        prompt: PromptType | Mapping[str, Any] | Prompt,
+        sampling_params: SamplingParams | PoolingParams,
         request_id: str,
         *,
         priority: int = 0,
@@ -140,7 +144,7 @@ class AsyncLLM:
         """
         ready = await self._prompt(prompt, whole=getattr(sampling_params, "truncate_prompt_tokens", None) is not None)
         requests = self._front.admit(request_id, ready, sampling_params, priority, cache_salt)
-        mailbox = self._follow(request_id, ready, requests, sampling_params)
+        mailbox = self._follow(request_id, ready, requests)
         timer = self._start_timer(mailbox)
         accepted = asyncio.wrap_future(self._client.add(requests))  # which may wait until the engine is back
         accepted.add_done_callback(mailbox.accepted)
@@ -164,17 +168,25 @@ class AsyncLLM:
             if not finished:
                 self._forget(request_id)
 
-    def _follow(
-        self, request_id: str, prompt: Prompt, requests: Sequence[EngineRequest], sampling: SamplingParams
-    ) -> Mailbox:
+    async def encode(
+        self, prompt: Any, pooling_params: PoolingParams, request_id: str, *, prompt_name: str | None = None
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """Pool one prompt, or a pair of texts; yields one output. Raises as `generate`, and `RequestFailed`."""
+        make = self._front.pooling_prompts.ready
+        ready, params = await asyncio.to_thread(make, prompt, pooling_params, prompt_name)
+        async for output in self.generate(ready, params, request_id):
+            yield pooled_output(output)
+
+    def _follow(self, request_id: str, prompt: Prompt, requests: Sequence[EngineRequest]) -> Mailbox:
         if request_id in self._outputs:
             raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
         running = asyncio.get_running_loop()
         if self._mailboxes and self._event_loop is not running:
             raise RuntimeError("requests of another event loop are open; use one event loop for one engine.")
         self._event_loop = running
-        self._outputs.add(request_id, prompt.text, requests, sampling)
-        mailbox = self._mailboxes[request_id] = Mailbox(sampling.output_kind is RequestOutputKind.DELTA)
+        self._outputs.add(request_id, prompt.text, requests)
+        streams = requests[0].sampling.output_kind is RequestOutputKind.DELTA
+        mailbox = self._mailboxes[request_id] = Mailbox(streams)
         return mailbox
 
     def _start_timer(self, mailbox: Mailbox) -> asyncio.TimerHandle | None:

@@ -46,7 +46,7 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
         stage("allocating the KV cache")
         config, layout = fit_memory(config, info, cut_context=not resolved.context_is_chosen)
         executor.allocate(layout)
-        core = _make_core(config, registry, source, executor, layout)
+        core = _make_core(config, registry, source, executor, layout, pools=info.pooling is not None)
     except BaseException:
         executor.shutdown()
         raise
@@ -65,14 +65,14 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
 
 
 def _make_core(
-    config: EngineConfig, registry: Registry, source: ModelSource, executor: Executor, layout: KVLayout
+    config: EngineConfig, registry: Registry, source: ModelSource, executor: Executor, layout: KVLayout, *, pools: bool
 ) -> EngineCore:
     section = config.scheduler
     kv = KVManager(layout, prefix_caching=config.cache.enable_prefix_caching, identity=source.identity)
     limits = SchedulerLimits(
         max_num_batched_tokens=section.max_num_batched_tokens or 1,
         max_num_seqs=section.max_num_seqs or 1,
-        max_model_len=context_length(config),
+        max_model_len=context_length(config) + pools,  # what is pooled counts like a token, and has no position
         chunked_prefill=section.enable_chunked_prefill,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
     )

@@ -20,12 +20,14 @@ from core.engine.resolve import find_model, resolve
 from core.engine.sinks import Guarded, Sinks
 from core.errors import ConfigError
 from core.plugin import Registry, load_plan, make_plan
+from core.pooling.prompts import PoolingPrompts
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts import ChatRenderer, ModelSource
     from core.engine.core import EngineCore
     from core.engine.supervised import Supervised
+    from core.pooling_types import PoolingParams
     from core.step import EngineRequest, WorkerInfo
     from core.types import SamplingParams
 
@@ -42,13 +44,23 @@ class Front:
     info: WorkerInfo
 
     def admit(
-        self, request_id: str, prompt: Prompt, sampling: SamplingParams, priority: int, cache_salt: str = ""
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams | PoolingParams,
+        priority: int,
+        cache_salt: str = "",
     ) -> list[EngineRequest]:
         """Return the engine requests of a prompt that arrives now; as `Admission.admit`."""
         salt, now_s = cache_salt or prompt.cache_salt, time.monotonic()
         return self.admission.admit(
             request_id, prompt.token_ids, sampling, arrival_s=now_s, priority=priority, cache_salt=salt
         )
+
+    @property
+    def pooling_prompts(self) -> PoolingPrompts:
+        """What makes prompts of pooling requests."""
+        return PoolingPrompts(self.renderer, self.source.sentence, self.admission.limits.max_prompt_len)
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def make_front(
     eos, tokenizer = source.eos_token_ids, renderer.tokenizer
     if not eos and tokenizer is not None and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
-    limits = ModelLimits(info.vocab_size, context_length(config), config.model.max_logprobs, eos)
+    limits = ModelLimits(info.vocab_size, context_length(config), config.model.max_logprobs, eos, info.pooling)
     processors = [registry.load(registered) for registered in registry.entries("logits_processors")]
     admission = Admission(limits, tokenizer, processors, config.model.seed)
     return Front(config, registry, source, renderer, admission, info)

@@ -16,6 +16,15 @@ from core.engine.output import OutputProcessor
 from core.engine.rendering import Prompt
 from core.errors import InvalidRequest
 from core.plugin import Registry
+from core.pooling.calls import Calls
+from core.pooling_types import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -52,6 +61,7 @@ class LLM:
         """The configuration in force, every automatic value decided."""
         self._outputs = OutputProcessor(self._front.renderer.tokenizer)
         self._ids = itertools.count()
+        self._pooling = Calls(self._front.pooling_prompts, self._front.info.pooling, self._run)
 
     # --- generation
 
@@ -97,10 +107,32 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return [self._front.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
 
+    # --- pooling: parameters and options of these are in `core.pooling.calls`
+
+    def encode(self, prompts: Any, *params: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return tensors for prompts: what the model was made for, or `pooling_task`."""
+        return self._pooling.encode(prompts, *params, **options)
+
+    def embed(self, prompts: Any, *params: Any, **options: Any) -> list[EmbeddingRequestOutput]:
+        """Return one embedding for each prompt."""
+        return self._pooling.embed(prompts, *params, **options)
+
+    def classify(self, prompts: Any, *params: Any, **options: Any) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of the labels for each prompt."""
+        return self._pooling.classify(prompts, *params, **options)
+
+    def reward(self, prompts: Any, *params: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the scores of each prompt's tokens, or of its steps where the model knows steps."""
+        return self._pooling.reward(prompts, *params, **options)
+
+    def score(self, data_1: Any, data_2: Any, **options: Any) -> list[ScoringRequestOutput]:
+        """Return how near each pair is: as a cross-encoder says, else the cosine of their embeddings."""
+        return self._pooling.score(data_1, data_2, **options)
+
     def _run(
         self,
         prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling_params: Any,
         use_tqdm: Progress,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
@@ -117,9 +149,7 @@ class LLM:
                 raise
         return [done[request_id] for request_id in ids]
 
-    def _params(
-        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
+    def _params(self, sampling_params: Any, count: int) -> list[SamplingParams]:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
@@ -147,7 +177,7 @@ class LLM:
         self,
         request_id: str,
         prompt: PromptType | Prompt,
-        sampling_params: SamplingParams,
+        sampling_params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
     ) -> None:
@@ -157,7 +187,7 @@ class LLM:
         ready = prompt if isinstance(prompt, Prompt) else self._front.renderer.prompt(prompt)
         requests = self._front.admit(request_id, ready, sampling_params, priority)
         self.core.add(requests)
-        self._outputs.add(request_id, ready.text, requests, sampling_params)
+        self._outputs.add(request_id, ready.text, requests)
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return the outputs that changed, as each request's `output_kind` says."""

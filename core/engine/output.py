@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from core.engine.detokenizer import Detokenizer, StopTexts
+from core.pooling_types import Pooled
 from core.step import EngineRequest, Logprobs, RequestDelta
 from core.types import (
     CompletionOutput,
@@ -66,6 +67,7 @@ class ClientRequest:
     """When a step first computed it."""
     first_token_s: float | None = None
     error: str | None = None
+    pooled: Pooled | None = None
     num_open: int = 0
 
     @property
@@ -91,11 +93,9 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_request_id
 
-    def add(
-        self, request_id: str, prompt: str | None, requests: Sequence[EngineRequest], sampling: SamplingParams
-    ) -> ClientRequest:
+    def add(self, request_id: str, prompt: str | None, requests: Sequence[EngineRequest]) -> ClientRequest:
         """Start to follow a request that was fanned out to one engine request per sequence."""
-        first = requests[0]
+        first, sampling = requests[0], requests[0].sampling
         client = ClientRequest(
             request_id=request_id,
             prompt=prompt,
@@ -190,6 +190,7 @@ class OutputProcessor:
             ]
         if delta.error is not None:
             client.error = delta.error
+        client.pooled = delta.pooled
         sequence.token_ids += delta.token_ids
         stop = self._grow_text(client.sampling, sequence, delta)
         self._grow_logprobs(client.sampling, sequence, delta)
@@ -253,6 +254,7 @@ class OutputProcessor:
             metrics=RequestMetrics(client.arrival_s, client.first_token_s, now_s),
             num_cached_tokens=client.num_cached_tokens,
             error=client.error,
+            pooled=client.pooled,
         )
 
 

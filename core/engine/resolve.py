@@ -14,6 +14,7 @@ from core.config import EngineConfig
 from core.contracts import ModelSource, Platform
 from core.errors import ConfigError, ModelError, did_you_mean
 from core.plugin import Registry
+from core.pooling.settle import fit
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,14 @@ def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resol
 
     Raises `ModelError` when nobody knows the model and `ConfigError` for settings that exclude each other.
     """
+    from core.worker.loading import read_spec  # lazy: torch is slow to import
+
     source = find_model(config, registry)
-    _check_split(config, registry, source)
+    spec = read_spec(config, source, registry)
+    _check_split(config, spec, source)
+    config = fit(config, spec)
+    positions = getattr(spec, "learned_positions", 0) or source.max_model_len
+    source = replace(source, max_model_len=min(positions, source.max_model_len))
     platform = _pick_platform(config, registry)
     decisions = _decide(config, source, platform, serving)
     changed = registry.resolve(decisions)
@@ -61,7 +68,7 @@ def _num_ranks(config: EngineConfig) -> int:
     return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
 
 
-def _check_split(config: EngineConfig, registry: Registry, source: ModelSource) -> None:
+def _check_split(config: EngineConfig, spec: Any, source: ModelSource) -> None:
     """Raise `ConfigError` when the model cannot be spread over so many ranks, before any of them is started."""
     parallel = config.parallel
     if _num_ranks(config) == 1:
@@ -72,9 +79,7 @@ def _check_split(config: EngineConfig, registry: Registry, source: ModelSource) 
             f"(--tensor-parallel-size {parallel.tensor_parallel_size} times --pipeline-parallel-size "
             f"{parallel.pipeline_parallel_size}); leave it out, or choose mp."
         )
-    from core.worker.loading import read_spec  # lazy: torch is slow to import
-
-    check = getattr(read_spec(config, source, registry), "check_split", None)
+    check = getattr(spec, "check_split", None)
     if check is None:
         raise ConfigError(
             f"the architecture {source.architecture!r} does not say how it splits over ranks; leave out "

@@ -42,7 +42,9 @@ class Attention(nn.Module):
         self.head_size = spec.head_size
         self.spec = spec
         self._group, self._rotary, self._backend = group, rotary, context.attention
-        self.kv_spec = _kv_spec(spec, self.kv_heads, str(context.dtype).removeprefix("torch."))
+        self.kv_spec = _kv_spec(spec, self.kv_heads, str(context.dtype).removeprefix("torch.")) if spec.causal else None
+        """What it caches; None: nothing."""
+        self._full_attention = context.ops.full_attention
         self.params = AttentionParams(
             heads=self.heads,
             kv_heads=self.kv_heads,
@@ -121,10 +123,16 @@ class Attention(nn.Module):
         return target
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Return attention's output [n, hidden]; keys and values go to the cache."""
+        """Return attention's output [n, hidden]; keys and values go to the cache.
+
+        `plan` is what the backend prepared or, where nothing is cached, the number of tokens of each sequence.
+        """
         query, key, value = self._parts(x, positions)
         if self.spec.temperature is not None:
             query = query * _growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
+        if self.kv_spec is None:
+            out = self._full_attention(query, key, value, plan, self.params.scale, self.params.window)
+            return self._finish(x, out.reshape(-1, self.heads * self.head_size))
         assert self.cache is not None, "bind_kv was not called"
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)
         return self._finish(x, out.reshape(-1, self.heads * self.head_size))

@@ -49,7 +49,7 @@ class Block(nn.Module):
         if layer.recurrent is not None:
             self.recurrent = make_recurrent(layer.recurrent, hidden, f"{prefix}.{names.recurrent}", context, weights)
         self.attention_plan = self.recurrent_plan = -1
-        """Which of the batch's plans are those of attention and of the recurrent part."""
+        """Which of the batch's plans are those of attention and of the recurrent part; the last where nothing is cached."""
         self.attention_out = norm(layer.attention_out, names.attention_out)
         self.mlp_in = norm(layer.mlp_in, names.mlp_in)
         self.mlp: nn.Module | None = None

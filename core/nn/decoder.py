@@ -15,6 +15,7 @@ from core.nn.embedding import Embedding, Head, VocabWeight
 from core.nn.layer_input import LayerInputs
 from core.nn.linear import Linear, Slice
 from core.nn.norm import Norm, optional_norm
+from core.nn.pooling import PoolingHead
 from core.nn.rotary import Rotary, sinusoids
 from core.nn.weights import WeightMap, empty_parameter, place
 from core.rope_spec import RopeSpec
@@ -52,7 +53,7 @@ class Decoder(nn.Module):
             name = self.spec.names.layer.format(index)
             if block.source is not None:
                 block.attention_plan = block.source.attention_plan
-            elif block.attention is not None:
+            elif block.attention is not None and block.attention.kv_spec is not None:
                 block.attention_plan = len(found)
                 self._caching.append(block.attention)
                 found.append(LayerKV(name, block.attention.kv_spec))
@@ -67,13 +68,17 @@ class Decoder(nn.Module):
         names, stage = spec.names, context.pipeline
         others = [f"{names.layer.format(index)}.*" for index in range(len(spec.layers)) if index not in self._own]
         if not stage.is_first:
-            others += [f"{names.positions}.weight", f"{names.embed_in}.*", f"{names.embed_norm}.*"]
+            others += [
+                f"{prefix}.*" for prefix in (names.positions, names.token_types, names.embed_in, names.embed_norm)
+            ]
             if not (stage.is_last and spec.tied_head):
                 others.append(f"{names.embed}.weight")
         if not stage.is_last:
             others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
         elif spec.tied_head:
             others.append(f"{names.head}.weight")
+        elif spec.pooling is not None and not spec.pooling.logits:
+            others += [f"{names.embed_out}.*", f"{names.head}.*"]
         return others
 
     def _build_first(self, spec: DecoderSpec, context: BuildContext) -> None:
@@ -83,40 +88,53 @@ class Decoder(nn.Module):
         self.layer_inputs: LayerInputs | None = None
         self.positions: nn.Parameter | None
         self.register_parameter("positions", None)
+        self.token_types: nn.Parameter | None
+        self.register_parameter("token_types", None)
         if not context.pipeline.is_first:
             return
         width = spec.embed_size or hidden
         self.embed = Embedding(spec.vocab_size, width, context, weights, names.embed)
-        self.embed_in = self._resize(width, hidden, names.embed_in, context)
-        self.embed_norm = optional_norm(spec.embed_norm, hidden, context, weights, names.embed_norm)
+        self.embed_in = self._resize(width, hidden, names.embed_in, context, bias=spec.embed_in_last)
+        own = width if spec.embed_in_last else hidden
+        self.embed_norm = optional_norm(spec.embed_norm, own, context, weights, names.embed_norm)
         self._embedding = context.ops.embedding
         if spec.layer_inputs is not None:
             self.layer_inputs = LayerInputs(spec.layer_inputs, len(spec.layers), hidden, names, context, weights)
         # Rounded like a stored weight would be: in bfloat16 the factor is one of its numbers.
         self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
         if spec.learned_positions:
-            table = empty_parameter(spec.learned_positions + spec.position_offset, hidden, dtype=context.dtype)
+            table = empty_parameter(spec.learned_positions + spec.position_offset, own, dtype=context.dtype)
             self.register_parameter("positions", table)
             weights.add(f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor))
         elif spec.sinusoidal_positions:
-            table = empty_parameter(spec.max_positions + spec.position_offset, hidden, dtype=context.dtype)
+            table = empty_parameter(spec.max_positions + spec.position_offset, own, dtype=context.dtype)
             self.register_parameter("positions", table)
+        if spec.token_types:
+            types = empty_parameter(spec.token_types, own, dtype=context.dtype)
+            self.register_parameter("token_types", types)
+            weights.add(f"{names.token_types}.weight", types.shape, lambda tensor: place(types, tensor))
 
-    def _resize(self, width: int, to: int, name: str, context: BuildContext) -> Linear | None:
+    def _resize(self, width: int, to: int, name: str, context: BuildContext, *, bias: bool = False) -> Linear | None:
         """Make the product between the widths of embedding and layers, where they differ."""
-        return None if width == to else Linear(context, self._weights, name, width, [Slice("out", to)])
+        return None if width == to else Linear(context, self._weights, name, width, [Slice("out", to)], bias=bias)
 
     def _build_layers(self, spec: DecoderSpec, context: BuildContext) -> None:
         """Make the layers of this stage."""
         rotaries: dict[RopeSpec, Rotary] = {}
         blocks = []
+        stored: dict[int, Block] = {}
         for index in self._own:
+            at = spec.stored_layers[index] if spec.stored_layers else index
+            if at in stored:
+                blocks.append(stored[at])
+                continue
             layer = spec.layers[index]
             rope = None if layer.attention is None else layer.attention.rope
             if rope is not None and rope not in rotaries:
                 rotaries[rope] = Rotary(rope, spec.max_positions, context)
             rotary = None if rope is None else rotaries[rope]
-            blocks.append(Block(layer, spec, spec.names.layer.format(index), rotary, context, self._weights))
+            stored[at] = Block(layer, spec, spec.names.layer.format(at), rotary, context, self._weights)
+            blocks.append(stored[at])
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
         for block in blocks:
@@ -133,7 +151,12 @@ class Decoder(nn.Module):
         if not context.pipeline.is_last:
             return
         width = spec.embed_size or hidden
+        self.pooling_head: PoolingHead | None = None
+        if spec.pooling is not None:
+            self.pooling_head = PoolingHead(spec.pooling, spec.vocab_size if spec.pooling.logits else hidden, weights)
         self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
+        if spec.pooling is not None and not spec.pooling.logits:
+            return
         self.embed_out = self._resize(hidden, width, names.embed_out, context)
         tied_to: VocabWeight | None = None
         if spec.tied_head:  # without the first stage's embedding, it is loaded here as well
@@ -167,11 +190,12 @@ class Decoder(nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [num_tokens, hidden]: after the last norm or, on earlier stages, as they were sent on."""
         x = self._enter(batch)
+        plans = [*batch.attention, batch.counts]  # the last is that of layers which cache nothing
         residual: torch.Tensor | None = None
         own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x).unbind(1)
         for index, block in enumerate(self._blocks):
             inputs = None if own is None else own[index]
-            x, residual = block(x, residual, batch.positions, batch.attention, inputs)
+            x, residual = block(x, residual, batch.positions, plans, inputs)
         out, stream = join(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)
@@ -185,11 +209,21 @@ class Decoder(nn.Module):
         x: torch.Tensor = self.embed(batch.input_ids)
         if self._embed_scale != 1.0:
             x = x * self._embed_scale
-        if self.embed_in is not None:
+        if self.embed_in is not None and not self.spec.embed_in_last:
             x = self.embed_in(x)
         if self.positions is not None:
             x = x + self._embedding(batch.positions, self.positions[self.spec.position_offset :])
-        return x if self.embed_norm is None else self.embed_norm(x)
+        if self.token_types is not None:
+            types = batch.token_types
+            x = x + (self.token_types[0] if types is None else self._embedding(types, self.token_types))
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        return self.embed_in(x) if self.embed_in is not None and self.spec.embed_in_last else x
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden states."""
+        assert self.pooling_head is not None, "only the last stage of a pooling model has one"
+        return self.pooling_head(self.logits(hidden) if self.head is not None else hidden)  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32."""

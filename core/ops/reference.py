@@ -8,6 +8,8 @@ back to the host. Knows tensors; knows no layer and no device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -106,6 +108,47 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     if size == x.shape[-1]:
         return turned.to(x.dtype)
     return torch.cat((turned.to(x.dtype), x[..., size:]), -1)
+
+
+def full_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Sequence[int],
+    scale: float,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return attention [n, heads, size] of sequences in which every token sees those before and behind it.
+
+    query is [n, heads, size], key and value [n, kv_heads, size]: the sequences one after the other, `counts` tokens
+    each. `window`: only tokens less than so many places away are seen. `bias` [heads, 2 * m - 1] is added to the scores
+    by distance: its column m - 1 + d is for keys d places behind the query, m no less than the longest sequence.
+    """
+    out = torch.empty_like(query)
+    start = 0
+    for count in counts:
+        own = slice(start, start + count)
+        mask = (
+            None if bias is None and (window is None or window >= count) else _by_distance(query, count, window, bias)
+        )
+        q, k, v = (x[own].transpose(0, 1)[None] for x in (query, key, value))  # [1, heads, count, size]
+        grouped = query.shape[1] != key.shape[1]
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+        out[own] = found[0].transpose(0, 1)
+        start += count
+    return out
+
+
+def _by_distance(query: Tensor, count: int, window: int | None, bias: Tensor | None) -> Tensor:
+    """Return what is added to the scores [heads or 1, count, count] of a sequence."""
+    places = torch.arange(count, device=query.device)
+    distance = places[None] - places[:, None]
+    if bias is None:
+        added = query.new_zeros(1, count, count)
+    else:
+        added = bias[:, distance + bias.shape[1] // 2].to(query.dtype)
+    return added if window is None else added.masked_fill(distance.abs() >= window, float("-inf"))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -34,6 +34,7 @@ class OpTable:
     gelu_tanh: Unary = reference.gelu_tanh
     relu: Unary = reference.relu
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = reference.rotary
+    full_attention: Callable[..., torch.Tensor] = reference.full_attention
     linear: Callable[..., torch.Tensor] = reference.linear
     embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = reference.embedding
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = reference.softcap

@@ -202,7 +202,7 @@ class Planner:
         source, tables = request.source, [list(table) for table in lease.tables]
         known, prompt_len, eos = list(tokens), request.prompt_len, source.eos_token_ids
         row, name, sampling, seed = request.row, source.request_id, source.sampling, source.seed
-        draft.new.append(NewRow(row, name, known, prompt_len, sampling, seed, eos, tables))
+        draft.new.append(NewRow(row, name, known, prompt_len, sampling, seed, eos, tables, source.pooling))
         self._enter(draft, request, start, count, 0)
         return True
 

@@ -28,7 +28,7 @@ class ResultReader:
                 f"the result of step {plan.step} holds tokens of {len(result.accepted or tokens)} rows; "
                 f"{num_rows} rows were to sample."
             )
-        rare = result.errors or result.logprobs or result.prompt_logprobs or result.accepted
+        rare = result.errors or result.logprobs or result.prompt_logprobs or result.accepted or result.pooled
         if rare or plan.step <= self._life.distrusted:
             return StepNews([], [], self._read_all(flight, result))
         if num_rows == num_steady:
@@ -78,6 +78,9 @@ class ResultReader:
             prompt = None if start is None else _undelivered(request, start, result.prompt_logprobs.get(row))
             if error is not None:
                 deltas.append(self._life.fail(request, error))
+            elif row in result.pooled:
+                self._life.end(request)
+                deltas.append(request.say(finish_reason="stop", pooled=result.pooled[row]))
             elif new is not None:
                 deltas.append(self._take(request, new, result.logprobs.get(row), prompt))
             elif prompt:

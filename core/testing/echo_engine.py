@@ -42,7 +42,7 @@ class EchoEngine:
         self.fail_at: int | None = None
         """Token index at which requests fail inside the engine."""
 
-    async def encode(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
         """Return bytes."""
         return self.tokenizer.encode(text)
 

@@ -24,6 +24,7 @@ from core.nn.decoder import Decoder
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.ops.table import OpTable
 from core.plugin import Registered, Registry
+from core.pooling.settle import known_as, settle
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +86,12 @@ def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> 
         architecture = registry.load(chosen)
         try:
             with registry.blame(chosen):
-                spec: DecoderSpec | ModuleSpec = architecture(source.hf_config)
+                found: DecoderSpec | ModuleSpec = architecture(source.hf_config)
         except ModelError as error:
-            if chosen.entry.name in (source.architecture, config.model.model_impl):
+            if ANY not in chosen.entry.gives or chosen.entry.name == config.model.model_impl:
                 raise
             raise ModelError(f"{_unknown(source, registry)} {chosen.entry.name}, for any other: {error}") from error
+        spec = settle(found, config, source, registry)
         served = config.model.max_model_len
         if isinstance(spec, DecoderSpec) and served is not None and served > 0:
             if 0 < spec.learned_positions < served:
@@ -106,7 +108,7 @@ def _architecture(config: EngineConfig, source: ModelSource, registry: Registry)
     entries = {registered.entry.name: registered for registered in registry.entries("models")}
     general = sorted((r for r in entries.values() if ANY in r.entry.gives), key=lambda r: -r.entry.priority)
     wanted = config.model.model_impl
-    own = entries.get(source.architecture)
+    own = entries.get(known_as(source.architecture, entries))
     if wanted in (r.entry.name for r in general):
         return entries[wanted]
     if wanted not in NATIVE and wanted != "auto":

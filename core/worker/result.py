@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from core.pooling.stage import to_host
 from core.step import Logprobs, StepResult
 
-NON_FINITE = "the model produced non-finite logits for this request"
+NON_FINITE = "the model produced non-finite numbers for this request"
 NO_CHOICE = (
     "every token is excluded, so none could be generated; allowed_token_ids, bad_words, logit_bias and min_tokens "
     "of this request leave nothing"
@@ -72,6 +73,8 @@ class PendingResult:
     prompt_logprobs: list[tuple[int, Gathered]] = field(default_factory=list)
     """Consecutive positions of rows that asked; a row may be named several times."""
     payloads: dict[str, bytes] = field(default_factory=dict)
+    pooled: dict[int, torch.Tensor] = field(default_factory=dict)
+    """What a pooling model made of prompts, by row."""
 
     def get(self) -> StepResult:
         """Wait for the device and return plain data."""
@@ -93,4 +96,5 @@ class PendingResult:
         prompt: dict[int, list[Logprobs]] = {}
         for row, gathered in self.prompt_logprobs:
             prompt.setdefault(row, []).extend(to_lists(gathered))
-        return StepResult(self.step, self.rows, tokens, logprobs, prompt, errors, self.payloads, accepted)
+        pooled = to_host(self.pooled, errors)
+        return StepResult(self.step, self.rows, tokens, logprobs, prompt, errors, self.payloads, accepted, pooled)

@@ -30,6 +30,7 @@ class SamplingStage:
         self, model: Model, batch: Batch, processors: Processors, extensions: Extensions, mode: LogprobsMode
     ) -> None:
         self.processors = processors
+        self.added, self.removed = processors.added, processors.removed
         self._model = model
         self._batch = batch
         self._extensions = extensions
@@ -46,6 +47,9 @@ class SamplingStage:
             self._sample(inputs, logits, pending, plan.payloads)
         pending.payloads = self._extensions.after_sample(plan.payloads)
         return pending
+
+    def token_types(self, inputs: StepInputs) -> torch.Tensor | None:
+        """Prompts of a model that generates are no pairs."""
 
     def take(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
         """Write tokens that were sampled elsewhere to the batch."""

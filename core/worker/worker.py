@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from core.config import EngineConfig
-from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, SamplerContext
+from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, PoolingModel, SamplerContext
 from core.errors import EngineError
 from core.kv_spec import DTYPE_BYTES, GroupLayout, KVLayout, RecurrentState
 from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.nn.state import LayerCache, StatePlan
 from core.plugin import Registered, Registry
+from core.pooling.settle import info
+from core.pooling.stage import PoolingStage
+from core.pooling_spec import PoolingSpec
 from core.step import StepPlan, WorkerInfo
 from core.worker.batch import Batch, StepInputs
 from core.worker.extensions import Extensions
 from core.worker.loading import load_model, read_spec
-from core.worker.processors import Active, Processors
+from core.worker.processors import Active, Explain, Processors
 from core.worker.result import PendingResult
 from core.worker.stage import SamplingStage
 
@@ -50,12 +53,13 @@ class Worker:
         self._platform: Platform
         self._device = "cpu"
         self._batch: Batch
-        self._sampling: SamplingStage
+        self._stage: SamplingStage | PoolingStage
         self._extensions = Extensions(registry.runner_extensions(config))
 
     def start(self) -> WorkerInfo:
         """Build and fill the model. Raises `ModelError` or `ConfigError` with one clear block."""
         registry, config = self._registry, self._config
+        self._spec = read_spec(config, self._source, registry)
         chosen_platform = registry.choose("platforms", config.device.device)
         platform: Platform = registry.load(chosen_platform)()
         self._platform = platform
@@ -84,11 +88,11 @@ class Worker:
             vocab_size=self._model.vocab_size,
             weight_bytes=weight_bytes,
             device=self._device,
+            pooling=info(self._spec, registry),
         )
 
     def _choose_backend(self, platform: Platform) -> Registered:
-        spec = read_spec(self._config, self._source, self._registry)
-        facts = {**platform.facts(), "dtype": self._config.model.dtype, **_attention_facts(spec)}
+        facts = {**platform.facts(), "dtype": self._config.model.dtype, **_attention_facts(self._spec)}
         return self._registry.choose("attention_backends", self._config.attention.attention_backend, facts)
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
@@ -103,19 +107,26 @@ class Worker:
         max_num_seqs = self._config.scheduler.max_num_seqs or 1
         max_model_len = self._config.model.max_model_len or 1
         self._batch = Batch(max_num_seqs, max_model_len, layout, self._device)
+        pooling: PoolingSpec | None = getattr(self._spec, "pooling", None)
+        if pooling is not None:
+            chosen = (self._registry.choose("poolers", name) for name in (pooling.pooler, pooling.token_pooler))
+            poolers = [self._make(registered) for registered in chosen]
+            self._stage = PoolingStage(cast(PoolingModel, self._model), self._batch, pooling, poolers, PendingResult)
+            return
         context = SamplerContext(self._model.vocab_size, max_num_seqs, max_model_len, self._device)
         entries = self._registry.entries("logits_processors") if self._pipeline.is_last else ()
-        processors = Processors([self._load_processor(registered, context) for registered in entries])
-        self._sampling = SamplingStage(
+        processors = Processors([Active(*self._make(registered, context)) for registered in entries])
+        self._stage = SamplingStage(
             self._model, self._batch, processors, self._extensions, self._config.model.logprobs_mode
         )
 
-    def _load_processor(self, registered: Registered, context: SamplerContext) -> Active:
+    def _make(self, registered: Registered, *arguments: SamplerContext) -> tuple[Any, Explain]:
+        """Construct what a plugin's entry stands for; return it and how to say that it is to blame."""
         registry = self._registry
         made = registry.load(registered)
         with registry.blame(registered):
-            processor = made(context)
-        return Active(processor, lambda error, request: registry.blame(registered, request).explain(error))
+            plugged = made(*arguments)
+        return plugged, lambda error, request: registry.blame(registered, request).explain(error)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingResult:
@@ -138,12 +149,13 @@ class Worker:
             counts=inputs.counts,
             prompt_lens=[self._batch.prompt_lens[row] for row in inputs.rows],
             token_ids=self._batch.token_ids,
+            token_types=self._stage.token_types(inputs),
         )
         self._extensions.before_forward(batch, plan.payloads)
         hidden = self._model(batch)
         if self._pipeline.size == 1:
-            return self._sampling.run(plan, inputs, hidden, errors)
-        return self._across_stages(plan.step, inputs, lambda: self._sampling.run(plan, inputs, hidden, errors))
+            return self._stage.run(plan, inputs, hidden, errors)
+        return self._across_stages(plan.step, inputs, lambda: self._stage.run(plan, inputs, hidden, errors))
 
     def _across_stages(self, step: int, inputs: StepInputs, sample: Callable[[], PendingResult]) -> PendingResult:
         """Sample on the last stage. The others take its tokens, which the next step reads, or fail as it does."""
@@ -160,17 +172,17 @@ class Worker:
         elif not self._pipeline.from_last(message)[0]:
             raise LastStageFailed
         elif inputs.samples:
-            self._sampling.take(inputs, message[1:])
+            self._stage.take(inputs, message[1:])
         return pending
 
     def _enter(self, plan: StepPlan) -> dict[int, str]:
         """Apply the plan's differences; return the rows whose request failed on entering."""
         for row in plan.ended:
-            self._sampling.processors.removed(row)
+            self._stage.removed(row)
         self._batch.apply(plan)
         errors = {}
         for new in plan.new:
-            error = self._sampling.processors.added(new)
+            error = self._stage.added(new)
             if error is not None:
                 errors[new.row] = error
         return errors
@@ -180,7 +192,7 @@ def _attention_facts(spec: Any) -> dict[str, Any]:
     """Return what an attention backend must be able to do for this model."""
     if not isinstance(spec, DecoderSpec):
         return {}
-    layers = [layer.attention for layer in spec.layers if layer.attention is not None]
+    layers = [layer.attention for layer in spec.layers if layer.attention is not None and layer.attention.causal]
     return {
         "head_size": sorted({layer.head_size for layer in layers}),
         "window": any(layer.window for layer in layers),

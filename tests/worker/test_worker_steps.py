@@ -83,7 +83,7 @@ def test_a_row_of_non_finite_logits_fails_alone() -> None:
     beside.add("a", PROMPT)
     want = alone.generate("a", 5)
     result = beside.step()
-    assert result.errors == {beside.rows["bad"]: "the model produced non-finite logits for this request"}
+    assert result.errors == {beside.rows["bad"]: "the model produced non-finite numbers for this request"}
     assert result.by_row()[result.rows.index(beside.rows["bad"])] == []
     beside.end("bad")
     assert beside.tokens["a"][len(PROMPT) :] + beside.generate("a", 4) == want

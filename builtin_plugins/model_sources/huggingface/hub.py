@@ -15,7 +15,7 @@ from core.api import EngineConfig, ModelError
 _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 SETTINGS: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 """Files that are read besides weights. No code is ever fetched."""
-WEIGHTS: Final = ("*.safetensors",)
+WEIGHTS: Final = ("*.safetensors", "*/model.safetensors")
 
 
 def is_hub_id(name: str) -> bool:

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from builtin_plugins.model_sources.huggingface.files import read_json
 from builtin_plugins.model_sources.huggingface.hub import SETTINGS, WEIGHTS, download, is_hub_id
+from builtin_plugins.model_sources.huggingface.sentence import longest_text, read_sentence_facts
 from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
 
 _LENGTHS: Final = (
@@ -58,7 +60,7 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json, so nothing says what model it is. Give the model's folder.")
-    stated = _merge(_read(path), config.model.hf_overrides)
+    stated = _merge(read_json(path), config.model.hf_overrides)
     generation, where = _generation(folder, config)
     return ModelSource(
         name=name,
@@ -66,23 +68,14 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
         hf_config=SimpleNamespace(**stated),
         path=str(folder),
         identity=_identity(folder, stated),
-        max_model_len=_context(stated, path),
+        max_model_len=longest_text(folder, _context(stated, path)),
         checkpoint_dtype=_dtype(stated),
         quantization=_quantization(stated, path),
         eos_token_ids=_ids(generation.get("eos_token_id", stated.get("eos_token_id")), where),
         sampling_defaults={} if config.model.generation_config == "vllm" else _sampling(generation, where),
+        sentence=read_sentence_facts(folder, stated),
         origin=origin,
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}. Restore it from where the model came.") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object. Restore it from where the model came.")
-    return value
 
 
 def _merge(stated: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,11 +131,11 @@ def _generation(folder: Path, config: EngineConfig) -> tuple[dict[str, Any], Pat
     wanted = config.model.generation_config
     if wanted in ("auto", "vllm"):
         path = folder / "generation_config.json"
-        return (_read(path) if path.is_file() else {}), path
+        return (read_json(path) if path.is_file() else {}), path
     path = Path(wanted).expanduser() / "generation_config.json"
     if not path.is_file():
         raise ModelError(f"--generation-config: there is no {path}; give auto, vllm, or a folder that holds one.")
-    return _read(path), path
+    return read_json(path), path
 
 
 def _sampling(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class ChatCompletions:
             template_kwargs=kwargs,
         )
         if fields.add_special_tokens:
-            ids = await self._engine.encode(text, True, whole=whole)
+            ids = await self._engine.tokenize(text, True, whole=whole)
         return text, ids
 
     def _run(self, job: _Job) -> Any:

@@ -102,7 +102,7 @@ class Completions:
         out: list[dict[str, Any]] = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                ids = await self._engine.encode(prompt, fields.add_special_tokens, whole=whole)
+                ids = await self._engine.tokenize(prompt, fields.add_special_tokens, whole=whole)
                 await asyncio.sleep(0)  # a thousand texts must not hold up every other stream
                 out.append({"prompt": prompt, "prompt_token_ids": ids})
             else:

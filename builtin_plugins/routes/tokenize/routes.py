@@ -69,7 +69,7 @@ class TokenizeRoutes:
 
     async def _ids(self, fields: TokenizeFields) -> list[int]:
         if fields.prompt is not None:
-            ids: list[int] = await self._engine.encode(fields.prompt, fields.add_special_tokens is not False)
+            ids: list[int] = await self._engine.tokenize(fields.prompt, fields.add_special_tokens is not False)
             return ids
         begins = fields.add_generation_prompt
         text, ids = await self._engine.render_chat(
@@ -79,7 +79,7 @@ class TokenizeRoutes:
             continue_final_message=fields.continue_final_message,
             template_kwargs=fields.chat_template_kwargs,
         )
-        return await self._engine.encode(text, True) if fields.add_special_tokens else ids
+        return await self._engine.tokenize(text, True) if fields.add_special_tokens else ids
 
     async def _detokenize(self, request: Request) -> Response:
         parsed = await read_request(request, DetokenizeFields, strict=self._strict)

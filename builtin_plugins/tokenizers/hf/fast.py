@@ -43,6 +43,22 @@ class FastTokenizer:
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_fitted(self, text: str, pair: str | None, max_tokens: int | None) -> tuple[list[int], list[int]]:
+        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to fit."""
+        if pair is None and self._around is not None:
+            before, after = self._around
+            room = None if max_tokens is None else max(0, max_tokens - len(before) - len(after))
+            ids = [*before, *self._encode(text, False)[:room], *after]
+            return ids, [0] * len(ids)
+        texts = [text] if pair is None else [text, pair]
+        parts = self._inner.encode_batch(texts, add_special_tokens=False)
+        if max_tokens is not None:
+            room = max(0, max_tokens - self._inner.num_special_tokens_to_add(pair is not None))
+            for part, size in zip(parts, fitting([len(part) for part in parts], room), strict=True):
+                part.truncate(size)
+        whole = self._inner.post_process(parts[0], parts[1] if len(parts) > 1 else None, add_special_tokens=True)
+        return whole.ids, whole.type_ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -51,6 +67,14 @@ class FastTokenizer:
     def token_text(self, token_id: int) -> str:
         """Return the token as the vocabulary spells it; empty for an id it lacks."""
         return self._inner.id_to_token(token_id) or ""
+
+
+def fitting(lengths: list[int], room: int) -> list[int]:
+    """Return how long each of one or two parts may be so that all fit; the longer one gives first."""
+    if sum(lengths) <= room or len(lengths) == 1:
+        return [min(length, room) for length in lengths]
+    short = min(min(lengths), room // 2)
+    return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
 
 
 def _around(

@@ -34,6 +34,12 @@ class TransformersTokenizer:
         """Return token ids; special tokens written in the text become their ids."""
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
+    def encode_fitted(self, text: str, pair: str | None, max_tokens: int | None) -> tuple[list[int], list[int]]:
+        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to fit."""
+        cut = {} if max_tokens is None else {"truncation": "longest_first", "max_length": max_tokens}
+        found = self._inner(text, pair, return_token_type_ids=True, **cut)
+        return list(found["input_ids"]), list(found["token_type_ids"])
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
         text = self._inner.decode(

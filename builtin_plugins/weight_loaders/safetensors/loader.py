@@ -43,21 +43,25 @@ class SafetensorsLoader:
             raise ModelError(
                 f"{source.name!r} has no folder to read weights from; choose a --load-format that needs none."
             )
-        self._files = weight_files(Path(source.path))
+        folder = Path(source.path)
+        self._files = [("", path) for path in weight_files(folder)]
+        if source.sentence is not None:  # layers behind the model have folders of their own
+            for name in dict.fromkeys(dense.name.partition(".")[0] for dense in source.sentence.dense):
+                self._files += [(f"{name}.", path) for path in weight_files(folder / name)]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor); a tensor's memory is the file's, private to this process if written to."""
-        for path in self._files:
+        for prefix, path in self._files:
             stored = read_header(path)
             if not stored:
                 continue
             storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
             for tensor in stored:
-                yield tensor.name, _view(storage, tensor)
+                yield prefix + tensor.name, _view(storage, tensor)
 
     def total_bytes(self) -> int:
         """Return the bytes of all files."""
-        return sum(path.stat().st_size for path in self._files)
+        return sum(path.stat().st_size for _, path in self._files)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -79,6 +79,11 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
         for num_tokens in (0, 1, 9):
             shares, experts = draw(num_tokens, 4).float().softmax(-1).topk(2, -1)
             yield draw(num_tokens, 16), draw(4, 48, 16) * 0.2, draw(4, 16, 24) * 0.2, shares, experts, "silu"
+    elif op == "full_attention":
+        for counts, window in (((), None), ((1,), None), ((5, 1, 9), None), ((9, 3), 4)):
+            shape, bias = sum(counts), draw(4, 2 * max(counts, default=1) - 1).float()
+            yield draw(shape, 4, 8), draw(shape, 2, 8), draw(shape, 2, 8), counts, 0.3, window, bias
+            yield draw(shape, 4, 8), draw(shape, 4, 8), draw(shape, 4, 8), counts, 0.3, window
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)
     else:

@@ -38,7 +38,7 @@ class TokenBudget:
         if "messages" in body:
             _, ids = await self._engine.render_chat(body["messages"])
         elif isinstance(body["text"], str):
-            ids = await self._engine.encode(body["text"])
+            ids = await self._engine.tokenize(body["text"])
         else:
             raise InvalidRequest("text", f"must be a text, not {type(body['text']).__name__}.")
         counted: list[int] = ids

@@ -1,0 +1,131 @@
+"""Reads what sentence-transformers keeps beside a checkpoint: modules, pooling, layers behind it, named prompts.
+
+Folders and fields are those of its versions 2 to 5. Files that are absent say nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from builtin_plugins.model_sources.huggingface.files import read_json
+from core.api import DenseSpec, ModelError, SentenceFacts
+
+MODULES: Final = "modules.json"
+_POOLERS: Final = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+_MODES: Final = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+"""Names of the newer single field that differ from ours."""
+_ACTIVATIONS: Final = {
+    "Identity": "",
+    "Tanh": "tanh",
+    "GELU": "gelu",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "Sigmoid": "sigmoid",
+}
+_SCORES: Final = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_LAYERS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
+
+
+def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFacts | None:
+    """Return what the files of a folder say; None where there are none. Raises `ModelError` for what is not served."""
+    scores = _scores(folder, stated)
+    modules = _modules(folder / MODULES)
+    if modules is None:
+        return None if scores is None else SentenceFacts(last=scores)
+    config = _optional(folder / "config_sentence_transformers.json")
+    pooler, normalize, dense = None, False, []
+    for kind, name in modules:
+        if kind == "Pooling":
+            pooler = _pooler(folder / name / "config.json")
+        elif kind == "Dense":
+            dense.append(_dense(folder / name / "config.json", name))
+        normalize |= kind == "Normalize"
+    prompts = config.get("prompts") or {}
+    return SentenceFacts(
+        pooler=pooler,
+        normalize=normalize,
+        dense=tuple(dense),
+        prompts={str(name): str(text) for name, text in prompts.items()},
+        default_prompt=config.get("default_prompt_name"),
+        lower_case=bool(_transformer(folder).get("do_lower_case")),
+        last=scores,
+    )
+
+
+def longest_text(folder: Path, context: int) -> int:
+    """Return the context, cut to the length of texts that sentence-transformers' files state."""
+    length = _transformer(folder).get("max_seq_length")
+    return min(context, length) if type(length) is int and length > 0 else context
+
+
+def _modules(path: Path) -> list[tuple[str, str]] | None:
+    """Return class and folder of each module, in order."""
+    if not path.is_file():
+        return None
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        found = [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in sorted(listed, key=lambda m: m["idx"])]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{path} is no list of modules ({error!r}). Restore it from where the model came.") from error
+    for kind, name in found:
+        if kind not in _LAYERS:
+            raise ModelError(f"{path} names a module of the class {kind!r}; known: {', '.join(_LAYERS)}.")
+        if Path(name).name != name:
+            raise ModelError(f"{path} names the folder {name!r}, outside its own; such a model is not read.")
+    return found
+
+
+def _pooler(path: Path) -> str:
+    config = read_json(path)
+    if config.get("include_prompt") is False:
+        raise ModelError(f"{path}: include_prompt is off, so prompts would have to be left out; that is not served.")
+    mode = config.get("pooling_mode")
+    named = [_MODES.get(mode, mode)] if mode else [ours for theirs, ours in _POOLERS.items() if config.get(theirs)]
+    if len(named) != 1 or not isinstance(named[0], str):
+        raise ModelError(f"{path} asks for {len(named)} ways of pooling ({named}); one is served.")
+    return named[0]
+
+
+def _dense(path: Path, name: str) -> DenseSpec:
+    config = read_json(path)
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise ModelError(f"{path}: the activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}.")
+    width = config.get("out_features")
+    if type(width) is not int:
+        raise ModelError(f"{path}: out_features is {width!r}; it must be an integer.")
+    return DenseSpec(
+        name=f"{name}.linear", width=width, bias=bool(config.get("bias", True)), activation=_ACTIVATIONS[activation]
+    )
+
+
+def _scores(folder: Path, stated: Mapping[str, Any]) -> Any:
+    """Return what becomes of a cross-encoder's scores, where its files say."""
+    own = stated.get("sentence_transformers")
+    name = own.get("activation_fn") if isinstance(own, Mapping) else None
+    name = name or stated.get("sbert_ce_default_activation_function")
+    name = name or _optional(folder / "config_sentence_transformers.json").get("activation_fn")
+    if name is None:
+        return None
+    kind = str(name).rpartition(".")[2]
+    if kind not in _SCORES:
+        raise ModelError(f"scores go through {name!r}, which is not known; known: {', '.join(_SCORES)}.")
+    return _SCORES[kind]
+
+
+def _transformer(folder: Path) -> Mapping[str, Any]:
+    return _optional(folder / "sentence_bert_config.json")
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,1 @@
+"""Poolers: what of hidden states stands for a prompt."""

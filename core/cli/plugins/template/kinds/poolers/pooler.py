@@ -1,0 +1,23 @@
+"""The mean of the first and the last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from core.api import PoolingParams
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Acme:
+    """Keeps nothing between prompts."""
+
+    whole = True
+    """Every token's hidden state is needed: none may come from the prefix cache."""
+    per_token = False
+
+    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+        """Return [1, size] for hidden states [tokens, size]."""
+        return (hidden[:1] + hidden[-1:]) / 2

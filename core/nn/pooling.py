@@ -1,0 +1,109 @@
+"""What comes behind a pooler: small products, and the last function. Computed in float32, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from core.nn.weights import WeightMap, empty_parameter, place
+from core.ops.reference import gelu_tanh, layer_norm, rms_norm
+from core.pooling_types import PER_TOKEN, PoolingParams
+
+if TYPE_CHECKING:
+    from core.model_spec import NormSpec
+    from core.pooling_spec import DenseSpec, Last, PoolingSpec
+
+ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "": lambda x: x,
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": F.relu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class PoolingHead(nn.Module):
+    """All the layers behind the pooler, one after the other."""
+
+    def __init__(self, spec: PoolingSpec, width: int, weights: WeightMap) -> None:
+        super().__init__()
+        layers = []
+        for dense in spec.head:
+            layers.append(Dense(dense, width, weights))
+            width = dense.width
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, numbers] for pooled hidden states [n, hidden]."""
+        x = pooled.float()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Dense(nn.Module):
+    """activation(x @ weight.T + bias), then perhaps a norm."""
+
+    def __init__(self, spec: DenseSpec, width: int, weights: WeightMap) -> None:
+        super().__init__()
+        self._residual = spec.residual
+        self._activate = ACTIVATIONS[spec.activation]
+        self.weight = self._expect("weight", (spec.width, width), f"{spec.name}.weight", weights)
+        self.bias = self._expect("bias", (spec.width,), f"{spec.name}.bias", weights) if spec.bias else None
+        self._norm: NormSpec | None = spec.norm
+        self.norm_weight = self.norm_bias = None
+        if spec.norm is not None:
+            self.norm_weight = self._expect("norm_weight", (spec.width,), f"{spec.norm_name}.weight", weights)
+            if spec.norm.bias:
+                self.norm_bias = self._expect("norm_bias", (spec.width,), f"{spec.norm_name}.bias", weights)
+
+    def _expect(self, name: str, shape: tuple[int, ...], stored: str, weights: WeightMap) -> nn.Parameter:
+        parameter = empty_parameter(*shape, dtype=torch.float32)
+        self.register_parameter(name, parameter)
+        weights.add(stored, shape, lambda tensor: place(parameter, tensor))
+        return parameter
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, width]."""
+        out = self._activate(F.linear(x, self.weight, self.bias))
+        if self._norm is not None and self.norm_weight is not None:
+            if self._norm.kind == "layer":
+                out = layer_norm(out, self.norm_weight, self.norm_bias, self._norm.eps)
+            else:
+                out = rms_norm(out, self.norm_weight, self._norm.eps, self._norm.offset)
+        return x + out if self._residual else out
+
+
+def finish(numbers: torch.Tensor, spec: PoolingSpec, params: PoolingParams) -> torch.Tensor:
+    """Return what a request gets of the numbers [m, size] behind all layers; [size] where it asked for one vector."""
+    columns = params.returned_token_ids or spec.returned_token_ids
+    if spec.task == "embed":
+        size = params.dimensions or spec.dimensions
+        numbers = numbers if size is None else numbers[:, :size]
+    elif columns:
+        numbers = numbers[:, list(columns)]
+    if spec.mean or spec.sigma != 1.0:
+        numbers = (numbers - spec.mean) / spec.sigma
+    last = spec.last or default_last(spec, numbers.shape[-1])
+    if params.use_activation is not None:
+        last = (
+            "none" if not params.use_activation else default_last(spec, numbers.shape[-1]) if last == "none" else last
+        )
+    if last == "normalize":
+        numbers = F.normalize(numbers, dim=-1)
+    elif last != "none":
+        numbers = numbers.softmax(-1) if last == "softmax" else numbers.sigmoid()
+    return numbers if params.task in PER_TOKEN else numbers[0]
+
+
+def default_last(spec: PoolingSpec, size: int) -> Last:
+    """Return what is done at the end where nobody says."""
+    if spec.task == "embed":
+        return "normalize"
+    return "softmax" if size > 1 else "sigmoid"

@@ -1,0 +1,1 @@
+"""Pooling: what a model gives for a prompt instead of generating after it."""

@@ -1,0 +1,160 @@
+"""What `LLM` offers of a pooling model: embed, encode, classify, score, reward. Names and meanings as in vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from core.errors import InvalidRequest, RequestFailed
+from core.pooling_types import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingInfo,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    cosine,
+)
+
+if TYPE_CHECKING:
+    from core.pooling.prompts import PoolingPrompts
+    from core.types import RequestOutput
+
+Run = Callable[[Sequence[Any], Sequence[PoolingParams], Any, Any], list["RequestOutput"]]
+Params = PoolingParams | Sequence[PoolingParams] | None
+Outputs = list[PoolingRequestOutput[PoolingOutput]]
+
+
+class Calls:
+    """Turns calls into requests and their ends into vLLM's outputs.
+
+    `prompts` are texts, token ids or prompt dicts; `pooling_params` one for all or one for each. Options of every
+    method: `truncate_prompt_tokens`, `use_tqdm` and `prompt_name` (a text the model's files keep under that name is put
+    before each prompt). Raises `InvalidRequest` before anything runs, `RequestFailed` when a request failed inside.
+    """
+
+    def __init__(self, prompts: PoolingPrompts, info: PoolingInfo | None, run: Run) -> None:
+        self._prompts, self._info, self._run = prompts, info, run
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: Params = None,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: Any = True,
+        prompt_name: str | None = None,
+    ) -> Outputs:
+        """Return tensors: what the model was made for, or `pooling_task`."""
+        listed = _listed(prompts)
+        params = _params(pooling_params, len(listed), pooling_task, truncate_prompt_tokens)
+        ready = [self._prompts.one(prompt, each, prompt_name) for prompt, each in zip(listed, params, strict=True)]
+        return self._outputs(ready, params, use_tqdm)
+
+    def embed(self, prompts: Any, pooling_params: Params = None, **options: Any) -> list[EmbeddingRequestOutput]:
+        """Return one embedding for each prompt."""
+        found = self.encode(prompts, pooling_params, pooling_task="embed", **options)
+        return [
+            EmbeddingRequestOutput(
+                o.request_id, EmbeddingOutput(o.outputs.pooled.numbers()), o.prompt_token_ids, o.num_cached_tokens
+            )
+            for o in found
+        ]
+
+    def classify(
+        self, prompts: Any, pooling_params: Params = None, **options: Any
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of the labels for each prompt."""
+        found = self.encode(prompts, pooling_params, pooling_task="classify", **options)
+        return [
+            ClassificationRequestOutput(
+                o.request_id, ClassificationOutput(o.outputs.pooled.numbers()), o.prompt_token_ids, o.num_cached_tokens
+            )
+            for o in found
+        ]
+
+    def reward(self, prompts: Any, pooling_params: Params = None, **options: Any) -> Outputs:
+        """Return the scores of each prompt's tokens, or of its steps where the model knows steps."""
+        return self.encode(prompts, pooling_params, pooling_task="token_classify", **options)
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: Any = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Return how near each pair is: as a cross-encoder says, else the cosine of their embeddings.
+
+        `data_1` may be one text for all of `data_2`.
+        """
+        first, second = _listed(data_1), _listed(data_2)
+        if len(first) == 1:
+            first = first * len(second)
+        if not second or len(first) != len(second):
+            raise InvalidRequest(
+                "data_1", f"has {len(first)} texts for the {len(second)} of data_2; give one, or as many."
+            )
+        params = _params(pooling_params, 1, None, truncate_prompt_tokens)[0]
+        if self._info is not None and "embed" in self._info.tasks:
+            return self._cosines(first, second, params, use_tqdm)
+        made = [self._prompts.pair(*pair, params.clone(task="score")) for pair in zip(first, second, strict=True)]
+        found = self._outputs([prompt for prompt, _ in made], [each for _, each in made], use_tqdm)
+        return [
+            ScoringRequestOutput(
+                o.request_id, ScoringOutput(o.outputs.pooled.numbers()[0]), o.prompt_token_ids, o.num_cached_tokens
+            )
+            for o in found
+        ]
+
+    def _cosines(
+        self, first: list[Any], second: list[Any], params: PoolingParams, use_tqdm: Any
+    ) -> list[ScoringRequestOutput]:
+        both = self.embed([*first, *second], params, use_tqdm=use_tqdm)
+        return [
+            ScoringRequestOutput(
+                f"{a.request_id}_{b.request_id}",
+                ScoringOutput(cosine(a.outputs.embedding, b.outputs.embedding)),
+                a.prompt_token_ids + b.prompt_token_ids,
+                a.num_cached_tokens + b.num_cached_tokens,
+            )
+            for a, b in zip(both[: len(first)], both[len(first) :], strict=True)
+        ]
+
+    def _outputs(self, prompts: Sequence[Any], params: Sequence[PoolingParams], use_tqdm: Any) -> Outputs:
+        outputs = self._run(prompts, params, use_tqdm, None)
+        return [pooled_output(output) for output in outputs]
+
+
+def pooled_output(output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
+    """Return the engine's output as that of a pooling request. Raises `RequestFailed` with what went wrong."""
+    if output.pooled is None:
+        raise RequestFailed(f"request {output.request_id}: {output.error or 'it was ended before it was computed'}.")
+    return PoolingRequestOutput.of(output)
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """Return a list of prompts: a text, ids or a dict alone is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequest("prompts", f"must be a prompt or a list of prompts, not {prompts!r:.100}.")
+    return [list(prompts)] if prompts and isinstance(prompts[0], int) else list(prompts)
+
+
+def _params(given: Params, count: int, task: str | None, truncate: int | None) -> list[PoolingParams]:
+    params = PoolingParams() if given is None else given
+    listed = [params] * count if isinstance(params, PoolingParams) else list(params)
+    if len(listed) != count or not all(isinstance(each, PoolingParams) for each in listed):
+        raise InvalidRequest("pooling_params", f"must be PoolingParams, or a list of {count} of them.")
+    changes: dict[str, Any] = {} if task is None else {"task": task}
+    if truncate is not None:
+        changes["truncate_prompt_tokens"] = truncate
+    return [each.clone(**changes) for each in listed] if changes else listed

@@ -1,0 +1,80 @@
+"""Texts of pooling requests become token ids: named prompts before them, pairs, and what is cut off long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from core.errors import InvalidRequest, did_you_mean
+from core.pooling_spec import SentenceFacts
+from core.pooling_types import PoolingParams
+
+if TYPE_CHECKING:
+    from core.engine.rendering import Prompt, Renderer
+
+NO_FACTS: Final = SentenceFacts()
+
+
+class PoolingPrompts:
+    """Knows the renderer, the model's named prompts and the context."""
+
+    def __init__(self, renderer: Renderer, sentence: SentenceFacts | None, max_tokens: int) -> None:
+        self._renderer, self._facts, self._max_tokens = renderer, sentence or NO_FACTS, max_tokens
+
+    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> tuple[Prompt, PoolingParams]:
+        """Return what runs for a prompt, or for a pair of texts where it is a tuple."""
+        return self.pair(*prompt, params) if isinstance(prompt, tuple) else (self.one(prompt, params, name), params)
+
+    def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> Prompt:
+        """Return the token ids of a prompt in any form, the text of prompt `name` put before it.
+
+        Truncation keeps the beginning, and the special tokens at the end of a text.
+        """
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        before = self._before(name)
+        if isinstance(text, str) and (isinstance(prompt, str) or prompt.get("prompt_token_ids") is None):
+            text = before + text
+            text = text.lower() if self._facts.lower_case else text
+            given = {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt": text}
+            ids = self._fitted(text, None, params)
+            return self._renderer.prompt(given if ids is None else {**given, "prompt_token_ids": ids[0]})
+        ready = self._renderer.prompt(prompt)
+        keep = self._keep(params)
+        return ready if keep is None else type(ready)(ready.token_ids[:keep], ready.text, ready.cache_salt)
+
+    def pair(self, first: str, second: str, params: PoolingParams) -> tuple[Prompt, PoolingParams]:
+        """Return two texts as one prompt, and the parameters that say where the second begins."""
+        for text in (first, second):
+            if not isinstance(text, str):
+                raise InvalidRequest("data", f"a model that reads pairs scores texts, not {text!r:.100}.")
+        found = self._fitted(first, second, params, always=True)
+        if found is None:
+            raise InvalidRequest("data", "the tokenizer cannot join two texts; use one with a tokenizer.json.")
+        ids, types = found
+        start = types.index(1) if 1 in types else -1
+        prompt = self._renderer.prompt({"prompt_token_ids": ids, "prompt": f"{first}\n{second}"})
+        return prompt, params.clone(pair_start=start)
+
+    def _before(self, name: str | None) -> str:
+        prompts = self._facts.prompts
+        name = self._facts.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in prompts:
+            known = ", ".join(sorted(prompts)) or "none"
+            raise InvalidRequest("prompt_name", f"{name!r} is not known{did_you_mean(name, prompts)}. Known: {known}.")
+        return prompts[name]
+
+    def _keep(self, params: PoolingParams) -> int | None:
+        keep = params.truncate_prompt_tokens
+        return self._max_tokens if keep == -1 else keep
+
+    def _fitted(
+        self, text: str, pair: str | None, params: PoolingParams, *, always: bool = False
+    ) -> tuple[list[int], list[int]] | None:
+        """Return ids and types of a text or a pair, cut to fit; None where nothing is to be cut, or nobody can."""
+        keep, encode = self._keep(params), getattr(self._renderer.tokenizer, "encode_fitted", None)
+        if encode is None or (keep is None and not always):
+            return None
+        found: tuple[list[int], list[int]] = encode(text, pair, keep)
+        return found

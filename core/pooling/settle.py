@@ -1,0 +1,244 @@
+"""Decides how a model is pooled: what its architecture states, what files beside it say, what the user wants.
+
+The later of these wins. Knows facts and names; knows no torch, no request and no model by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from core.config import EngineConfig
+from core.errors import ConfigError, ModelError, did_you_mean
+from core.model_facts import ModelFacts
+from core.model_spec import DecoderSpec
+from core.pooling_spec import DenseSpec, Last, PoolingSpec
+from core.pooling_types import PoolingInfo
+
+if TYPE_CHECKING:
+    from core.contracts import ModelSource, ModuleSpec
+    from core.plugin import Registry
+    from core.weight_names import WeightNames
+
+GENERATING: Final = ("ForCausalLM", "LMHeadModel")
+_SUFFIXES: Final[Mapping[str, PoolingSpec]] = {
+    "ForSequenceClassification": PoolingSpec(task="classify", pairs=True),
+    "ForTokenClassification": PoolingSpec(task="classify", per_token=True),
+    "Model": PoolingSpec(task="embed"),
+}
+"""What an architecture of this name is for, if the one that generates is known."""
+_CONVERTED: Final[Mapping[str, PoolingSpec]] = {
+    "embed": PoolingSpec(task="embed"),
+    "classify": PoolingSpec(task="classify", pairs=True),
+    "reward": PoolingSpec(task="classify", per_token=True, logits=True, last="none"),
+}
+_KEYS: Final = (
+    "pooling_type",
+    "seq_pooling_type",
+    "tok_pooling_type",
+    "use_activation",
+    "normalize",
+    "softmax",
+    "activation",
+    "dimensions",
+    "logit_bias",
+    "logit_mean",
+    "logit_sigma",
+    "step_tag_id",
+    "returned_token_ids",
+)
+
+
+def known_as(architecture: str, known: Collection[str]) -> str:
+    """Return the architecture that is known and has the same layers: itself, or the one that generates."""
+    if architecture not in known:
+        for suffix in _SUFFIXES:
+            if architecture.endswith(suffix):
+                stem = architecture.removesuffix(suffix)
+                return next((stem + ending for ending in GENERATING if stem + ending in known), architecture)
+    return architecture
+
+
+def settle(
+    spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource, registry: Registry
+) -> DecoderSpec | ModuleSpec:
+    """Return the spec with its pooling decided; None there where the model generates.
+
+    Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that contradict each other.
+    """
+    model, name = config.model, source.architecture
+    stated: PoolingSpec | None = getattr(spec, "pooling", None)
+    by_name = None if name in {r.entry.name for r in registry.entries("models")} else _by_name(name)
+    wanted = _CONVERTED.get(model.convert)
+    _check_wishes(config, name, stated, by_name)
+    pools = stated or (model.convert != "none" and (wanted or by_name or source.sentence))
+    if model.runner == "generate" or (model.runner == "auto" and not pools):
+        return spec
+    if stated is None and not isinstance(spec, DecoderSpec) and not hasattr(spec, "pooling"):
+        raise ConfigError(f"--runner pooling: the architecture {name!r} does not say how it is pooled; leave it out.")
+    chosen = stated or wanted or by_name or PoolingSpec()
+    if not chosen.head and chosen.task == "classify" and not chosen.logits:
+        score = DenseSpec(name="score", width=num_labels(source.hf_config), bias=chosen.per_token)
+        chosen = replace(chosen, head=(score,))
+    chosen = _by_files(chosen, source)
+    chosen = _by_user(chosen, model.pooler_config or {}, registry)
+    _load_poolers(chosen, registry)
+    settled: dict[str, Any] = {"pooling": chosen}
+    if stated is None and isinstance(spec, DecoderSpec):
+        settled["names"] = bare_names(spec.names)
+    return replace(spec, **settled)  # type: ignore[type-var]
+
+
+def info(spec: Any, registry: Registry) -> PoolingInfo | None:
+    """Return what a settled model can do; None for one that generates."""
+    pooling: PoolingSpec | None = getattr(spec, "pooling", None)
+    if pooling is None:
+        return None
+    size = pooling.head[-1].width if pooling.head else spec.vocab_size if pooling.logits else spec.hidden_size
+    many = "token_embed" if pooling.task == "embed" else "token_classify"
+    one = () if pooling.per_token else (pooling.task, *(("score",) if pooling.task == "classify" and size == 1 else ()))
+    poolers = _load_poolers(pooling, registry)
+    tasks = (*one, many)
+    causal = not getattr(spec, "bidirectional", False)
+    whole = tuple(t for t in tasks if poolers[t.startswith("token_")].whole or not causal)
+    return PoolingInfo(
+        tasks=tasks,
+        size=size,
+        matryoshka=pooling.matryoshka,
+        dimensions=tuple(n for n in pooling.sizes if n <= size),
+        whole=whole,
+        step_tag_id=pooling.step_tag_id,
+        pairs=pooling.pairs,
+    )
+
+
+def fit(config: EngineConfig, spec: Any) -> EngineConfig:
+    """Return the configuration as the model needs it: which runner it is for, whole prompts where it sees both sides."""
+    pooled = getattr(spec, "pooling", None) is not None
+    config = replace(config, model=replace(config.model, runner="pooling" if pooled else "generate"))
+    if not getattr(spec, "bidirectional", False):
+        return config
+    return replace(
+        config,
+        scheduler=replace(config.scheduler, enable_chunked_prefill=False),
+        cache=replace(config.cache, enable_prefix_caching=False),
+    )
+
+
+def num_labels(hf_config: Any) -> int:
+    """Return how many labels a config names; two where it says nothing, as transformers has it."""
+    facts = ModelFacts(hf_config)
+    labels = facts.get("id2label")
+    if facts.get("num_labels") is None and isinstance(labels, Mapping):
+        return len(labels)
+    return facts.count("num_labels", 2)
+
+
+def bare_names(names: WeightNames) -> WeightNames:
+    """Return the names with a rule for checkpoints of the bare model, whose tensors lack the first part."""
+    prefix, _, first = names.embed.partition(".")
+    if not first:
+        return names
+    inner = {name.removeprefix(f"{prefix}.").partition(".")[0] for name in (names.embed, names.final_norm, names.layer)}
+    inner |= {names.positions.removeprefix(f"{prefix}.").partition(".")[0]} if names.positions else set()
+    rule = (rf"^(?={'|'.join(rf'{part}(?:[.]|$)' for part in sorted(inner))})", f"{prefix}.")
+    return replace(names, rename=(*names.rename, rule))
+
+
+def _check_wishes(config: EngineConfig, name: str, stated: PoolingSpec | None, by_name: PoolingSpec | None) -> None:
+    """Raise `ConfigError` for a runner or a conversion that the model is not for."""
+    runner, convert = config.model.runner, config.model.convert
+    if runner == "generate" and (stated or by_name):
+        raise ConfigError(f"--runner generate: {name!r} has no head that makes tokens; leave it out, or say pooling.")
+    if runner == "generate" and convert not in ("auto", "none"):
+        raise ConfigError(f"--convert {convert} makes a pooling model, which --runner generate excludes; drop one.")
+    if stated is not None and convert not in ("auto", "none", stated.task):
+        raise ConfigError(f"--convert {convert}: {name!r} is for {stated.task!r} already; leave it out.")
+    if runner == "pooling" and convert == "none" and stated is None:
+        raise ConfigError(f"--convert none: {name!r} makes tokens, so nothing is left to pool; leave it out.")
+
+
+def _by_name(architecture: str) -> PoolingSpec | None:
+    if architecture.endswith(GENERATING):
+        return None
+    return next((spec for suffix, spec in _SUFFIXES.items() if architecture.endswith(suffix)), None)
+
+
+def _by_files(spec: PoolingSpec, source: ModelSource) -> PoolingSpec:
+    """Lay what sentence-transformers' files, and the config's own words on scores, say over the defaults."""
+    facts, sentence = ModelFacts(source.hf_config), source.sentence
+    if spec.task == "classify":
+        stated = sentence.last if sentence is not None else None
+        return replace(spec, last=spec.last or stated or _by_problem(facts))
+    sizes = facts.get("matryoshka_dimensions") or ()
+    is_cut = facts.flag("is_matryoshka") or bool(sizes)
+    spec = replace(spec, matryoshka=spec.matryoshka or is_cut, sizes=spec.sizes or tuple(sizes))
+    if sentence is None:
+        return spec
+    last: Last = "normalize" if sentence.normalize else "none"
+    return replace(spec, pooler=sentence.pooler or spec.pooler, head=(*spec.head, *sentence.dense), last=last)
+
+
+def _by_problem(facts: ModelFacts) -> Last | None:
+    """Return what transformers' `problem_type` makes of scores."""
+    kinds: dict[Any, Last] = {
+        "regression": "none",
+        "single_label_classification": "softmax",
+        "multi_label_classification": "sigmoid",
+    }
+    return kinds.get(facts.get("problem_type"))
+
+
+def _by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Registry) -> PoolingSpec:
+    """Lay `--pooler-config` over all else."""
+    changes: dict[str, Any] = {}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    for name, value in given.items():
+        if name not in _KEYS:
+            raise ConfigError(
+                f"--pooler-config: {name!r} is not known{did_you_mean(name, _KEYS)}. Known: {', '.join(_KEYS)}."
+            )
+        if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, _NUMBERS[name])):
+            raise ConfigError(f"--pooler-config: {name} must be a number, not {value!r}.")
+        if name.endswith("pooling_type"):
+            changes |= _pooler_called(name, str(value).lower(), spec, registry)
+    for name in ("use_activation", "normalize", "softmax", "activation"):
+        if name in given:
+            # True: what holds anyway, unless files say that nothing is done.
+            changes["last"] = "none" if not given[name] else None if spec.last == "none" else spec.last
+    if "dimensions" in given:
+        changes |= {"dimensions": given["dimensions"], "matryoshka": True}
+    changes |= {ours: given[name] for name, ours in _RENAMED.items() if name in given}
+    if "returned_token_ids" in given:
+        changes["returned_token_ids"] = tuple(given["returned_token_ids"])
+    return replace(spec, **changes)
+
+
+_NUMBERS: Final[Mapping[str, Any]] = {
+    "dimensions": int,
+    "step_tag_id": int,
+    "logit_bias": (int, float),
+    "logit_mean": (int, float),
+    "logit_sigma": (int, float),
+}
+_RENAMED: Final = {"logit_bias": "mean", "logit_mean": "mean", "logit_sigma": "sigma", "step_tag_id": "step_tag_id"}
+
+
+def _pooler_called(key: str, name: str, spec: PoolingSpec, registry: Registry) -> dict[str, Any]:
+    per_token: bool = registry.load(registry.choose("poolers", name), probe=True).per_token
+    if key != "pooling_type" and per_token != key.startswith("tok"):
+        raise ConfigError(f"--pooler-config: {key} {name!r} gives {'many vectors' if per_token else 'one vector'}.")
+    if not per_token and spec.per_token:
+        return {"pooler": name, "per_token": False}
+    return {"token_pooler": name, "per_token": key == "pooling_type"} if per_token else {"pooler": name}
+
+
+def _load_poolers(spec: PoolingSpec, registry: Registry) -> tuple[Any, Any]:
+    """Return the classes that pool for a prompt and for each token. Raises `ModelError` for a name nobody has."""
+    names = {registered.entry.name for registered in registry.entries("poolers")}
+    for name in (spec.pooler, spec.token_pooler):
+        if name not in names:
+            raise ModelError(f"the model wants the pooler {name!r}; available: {', '.join(sorted(names)) or 'none'}.")
+    one, many = (registry.load(registry.choose("poolers", name)) for name in (spec.pooler, spec.token_pooler))
+    return one, many

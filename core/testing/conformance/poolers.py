@@ -1,0 +1,51 @@
+"""What every pooler must hold to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.pooling_types import PoolingParams
+from core.testing.no_readback import no_readback
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+SIZE = 8
+
+
+def check_says_what_it_needs_and_gives(subject: Subject) -> None:
+    """`whole` and `per_token` are set."""
+    for name in ("whole", "per_token"):
+        found = getattr(subject.target, name, None)
+        assert isinstance(found, bool), f"{subject.entry.name}: {name} is {found!r}; set it to True or False."
+
+
+def check_gives_vectors_of_the_same_size(subject: Subject) -> None:
+    """Of one token and of many come finite vectors as wide as the hidden states, and one unless `per_token`."""
+    pooler = subject.target()
+    for count in (1, 2, 7):
+        hidden = torch.randn(count, SIZE, generator=torch.Generator().manual_seed(count))
+        found = pooler.pool(hidden, list(range(count)), PoolingParams())
+        shape = tuple(found.shape)
+        assert len(shape) == 2, f"{subject.entry.name}: of {count} tokens came {shape}; return [vectors, {SIZE}]."
+        assert shape[1] == SIZE, f"{subject.entry.name}: vectors have {shape[1]} numbers, not {SIZE}."
+        assert pooler.per_token or shape[0] == 1, f"{subject.entry.name}: {shape[0]} vectors came, not one."
+        assert found.isfinite().all(), f"{subject.entry.name}: a number is not finite."
+
+
+def check_reads_no_device_value_back(subject: Subject) -> None:
+    """Hidden states stay on the device."""
+    with no_readback():
+        subject.target().pool(torch.ones(5, SIZE), [1, 2, 3, 2, 1], PoolingParams(step_tag_id=2))
+
+
+def check_needs_no_more_than_it_says(subject: Subject) -> None:
+    """Without `whole`, the last token alone gives the same."""
+    pooler = subject.target()
+    if pooler.whole:
+        return
+    hidden = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(0))
+    found = [pooler.pool(part, list(range(6)), PoolingParams()) for part in (hidden, hidden[-1:])]
+    assert torch.equal(*found), f"{subject.entry.name}: earlier tokens change the result; set whole = True."
