@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ class MeanSqrtLen:
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
         """Return [1, size]."""
-        return hidden.float().sum(0, keepdim=True) / len(hidden) ** 0.5
+        return hidden.float().sum(0, keepdim=True) / math.sqrt(len(hidden))
 
 
 class WeightedMean:
@@ -89,6 +90,5 @@ class WeightedMean:
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
         """Return [1, size]."""
-        places: torch.Tensor = hidden.new_ones(len(hidden), 1).float().cumsum(0)
-        total: torch.Tensor = (hidden.float() * places).sum(0, keepdim=True)
-        return total / places.sum()
+        places = hidden.new_ones(len(hidden), 1).float().cumsum(0)
+        return (hidden.float() * places).sum(0, keepdim=True) / places.sum()

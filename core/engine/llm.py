@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
+from core import pooling_types as pooled
 from core.config import EngineConfig
 from core.contracts import Tokenizer
 from core.engine.front import load_from_kwargs, open_here
@@ -17,14 +18,6 @@ from core.engine.rendering import Prompt
 from core.errors import InvalidRequest
 from core.plugin import Registry
 from core.pooling.calls import Calls
-from core.pooling_types import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingParams,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-)
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -109,23 +102,27 @@ class LLM:
 
     # --- pooling: parameters and options of these are in `core.pooling.calls`
 
-    def encode(self, prompts: Any, *params: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+    def encode(
+        self, prompts: Any, *params: Any, **options: Any
+    ) -> list[pooled.PoolingRequestOutput[pooled.PoolingOutput]]:
         """Return tensors for prompts: what the model was made for, or `pooling_task`."""
         return self._pooling.encode(prompts, *params, **options)
 
-    def embed(self, prompts: Any, *params: Any, **options: Any) -> list[EmbeddingRequestOutput]:
+    def embed(self, prompts: Any, *params: Any, **options: Any) -> list[pooled.EmbeddingRequestOutput]:
         """Return one embedding for each prompt."""
         return self._pooling.embed(prompts, *params, **options)
 
-    def classify(self, prompts: Any, *params: Any, **options: Any) -> list[ClassificationRequestOutput]:
+    def classify(self, prompts: Any, *params: Any, **options: Any) -> list[pooled.ClassificationRequestOutput]:
         """Return the probabilities of the labels for each prompt."""
         return self._pooling.classify(prompts, *params, **options)
 
-    def reward(self, prompts: Any, *params: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+    def reward(
+        self, prompts: Any, *params: Any, **options: Any
+    ) -> list[pooled.PoolingRequestOutput[pooled.PoolingOutput]]:
         """Return the scores of each prompt's tokens, or of its steps where the model knows steps."""
         return self._pooling.reward(prompts, *params, **options)
 
-    def score(self, data_1: Any, data_2: Any, **options: Any) -> list[ScoringRequestOutput]:
+    def score(self, data_1: Any, data_2: Any, **options: Any) -> list[pooled.ScoringRequestOutput]:
         """Return how near each pair is: as a cross-encoder says, else the cosine of their embeddings."""
         return self._pooling.score(data_1, data_2, **options)
 
@@ -177,7 +174,7 @@ class LLM:
         self,
         request_id: str,
         prompt: PromptType | Prompt,
-        sampling_params: SamplingParams | PoolingParams,
+        sampling_params: SamplingParams | pooled.PoolingParams,
         *,
         priority: int = 0,
     ) -> None:

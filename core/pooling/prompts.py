@@ -23,7 +23,10 @@ class PoolingPrompts:
 
     def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> tuple[Prompt, PoolingParams]:
         """Return what runs for a prompt, or for a pair of texts where it is a tuple."""
-        return self.pair(*prompt, params) if isinstance(prompt, tuple) else (self.one(prompt, params, name), params)
+        if isinstance(prompt, tuple):
+            first, second = prompt
+            return self.pair(first, second, params)
+        return self.one(prompt, params, name), params
 
     def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> Prompt:
         """Return the token ids of a prompt in any form, the text of prompt `name` put before it.

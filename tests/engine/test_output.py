@@ -16,7 +16,7 @@ def start(sampling: SamplingParams, n: int = 1) -> OutputProcessor:
         EngineRequest(request_id=f"r#{i}", prompt_token_ids=[104, 105], sampling=sampling, seed=i, max_tokens=64)
         for i in range(n)
     ]
-    processor.add("r", "hi", requests, sampling)
+    processor.add("r", "hi", requests)
     return processor
 
 
@@ -97,6 +97,6 @@ def test_stream_interval_gathers_tokens() -> None:
     processor = OutputProcessor(ByteTokenizer(), stream_interval=3)
     sampling = SamplingParams(output_kind=RequestOutputKind.DELTA)
     request = EngineRequest(request_id="r#0", prompt_token_ids=[1], sampling=sampling, seed=0, max_tokens=9)
-    processor.add("r", None, [request], sampling)
+    processor.add("r", None, [request])
     counts = [len(say(processor, "x", finish_reason="length" if i == 6 else None)[0]) for i in range(7)]
     assert counts == [0, 0, 1, 0, 0, 1, 1]

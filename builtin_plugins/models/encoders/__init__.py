@@ -1,1 +1,0 @@
-"""Encoders: models whose tokens see both sides, for embeddings and scores."""
