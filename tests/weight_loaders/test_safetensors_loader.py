@@ -38,9 +38,32 @@ def test_tensors_share_the_mapped_file_and_writing_leaves_it_alone(tmp_path: Pat
     save_file({"a": torch.zeros(4)}, path)
     before = path.read_bytes()
     (_, tensor), *_ = loader(tmp_path).tensors()
-    assert tensor.untyped_storage().nbytes() == len(before)
     tensor.fill_(1.0)
     assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="counts the pages of a mapping as Linux shows them")
+def test_a_copied_tensor_gives_its_pages_back_and_a_kept_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"copied": torch.ones(1 << 20), "kept": torch.full((1 << 20,), 2.0)}, path)
+    kept = []
+    for name, tensor in loader(tmp_path).tensors():
+        if name == "kept":
+            kept.append(tensor)
+        else:
+            assert tensor.clone().sum() == 1 << 20
+    del tensor
+    assert 4 << 20 <= resident_bytes(path) < 5 << 20
+    assert kept[0].sum() == 2 << 20
+    kept.clear()
+    assert resident_bytes(path) == 0
+
+
+def resident_bytes(path: Path) -> int:
+    """Return how much of a file this process holds in memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    sizes = [next(rest for rest in lines if rest.startswith("Rss:")) for line in lines if line.endswith(str(path))]
+    return sum(int(size.split()[1]) << 10 for size in sizes)
 
 
 def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
