@@ -98,7 +98,7 @@ from core.plugin import load_plan, make_plan
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.pooling_spec import DenseSpec, PoolingSpec, SentenceFacts
 from core.pooling_types import PoolingParams, PoolingRequestOutput
-from core.recurrent_spec import Mamba2Spec, RecurrentSpec
+from core.recurrent_spec import Mamba2Spec, MambaSpec, RecurrentSpec
 from core.rope_spec import (
     DynamicScaling,
     LinearScaling,
@@ -155,6 +155,7 @@ __all__ = [
     "Logprobs",
     "LongScaling",
     "Mamba2Spec",
+    "MambaSpec",
     "MayStart",
     "MetricSink",
     "MlpSpec",

@@ -90,6 +90,9 @@ class AttentionSpec:
     """Normalises what the heads give, before the output product."""
     gate: bool = False
     """What the heads give is multiplied by the sigmoid of a product of the input, as wide."""
+    in_scale: float = 1.0
+    """Factor on what attention reads."""
+    out_scale: float = 1.0
     qkv_bias: bool = False
     out_bias: bool = False
 
@@ -125,6 +128,9 @@ class MlpSpec:
     bias: bool = False
     inner_norm: NormSpec | None = None
     """Normalises what the activation gives, before the last product."""
+    gate_scale: float = 1.0
+    """Factor on what the activation reads, of a gated one."""
+    out_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _check_activation(self.activation)
@@ -165,6 +171,11 @@ class MoeSpec:
     """The experts' products have biases."""
     scaled_input: bool = False
     """Shares multiply what an expert reads instead of what it gives."""
+    gated: bool = True
+    """False: experts are two products with the activation between."""
+    latent: int = 0
+    """Width of what experts read and give, where products lead from the stream to it and back; 0: the stream's."""
+    latent_bias: bool = False
     shared: MlpSpec | None = None
     """An MLP that every token takes besides."""
     shared_gate: bool = False

@@ -12,6 +12,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """A state space of channels: a short convolution, then decay by one number per channel, state and token."""
+
+    width: int
+    state_size: int
+    """Numbers kept for each channel."""
+    step_rank: int
+    """Width of what the steps of all channels are computed from."""
+    kernel: int = 4
+    """Tokens that the convolution sees."""
+    bias: bool = False
+    conv_bias: bool = True
+    norm: NormSpec | None = None
+    """Normalises what steps are computed from, what is written and what is read, each with weights of its own."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "width", "state_size", "step_rank", "kernel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Spec:
     """A state space of heads: a short convolution, then decay by one number per head and token."""
 
@@ -41,9 +61,7 @@ class Mamba2Spec:
     out_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("heads", "head_size", "state_size", "groups", "kernel"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"a state space has {name} {getattr(self, name)}; it must be at least 1.")
+        _at_least_one(self, "heads", "head_size", "state_size", "groups", "kernel")
         if self.heads % self.groups:
             raise ModelError(f"{self.heads} heads of a state space are not in {self.groups} groups of equal size.")
 
@@ -53,4 +71,10 @@ class Mamba2Spec:
         return self.heads * self.head_size
 
 
-RecurrentSpec = Mamba2Spec
+RecurrentSpec = MambaSpec | Mamba2Spec
+
+
+def _at_least_one(spec: object, *names: str) -> None:
+    for name in names:
+        if getattr(spec, name) < 1:
+            raise ModelError(f"a state space has {name} {getattr(spec, name)}; it must be at least 1.")

@@ -68,6 +68,8 @@ class WeightNames:
     gate and up in turn, in blocks of four-bit numbers with a scale each; [experts * width, hidden] for each of gate,
     up (named by `experts_up`) and down."""
     experts_up: str = ""
+    latent_in: str = "mixer.fc1_latent_proj"
+    latent_out: str = "mixer.fc2_latent_proj"
     expert_scale: str = "router.per_expert_scale"
     router_norm: str = "router.norm"
     beside_in: str = "pre_feedforward_layernorm_2"

@@ -1,8 +1,20 @@
 """Granite and HyperCLOVA X: Llama's shape with factors on embeddings, scores, residuals and logits."""
 
+from dataclasses import replace
+from typing import Any
+
+from builtin_plugins.models.state_spaces import layer_kinds, mamba2
 from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
 
 HERE = "builtin_plugins.models.granite"
+EXPERTS = WeightNames(
+    router="block_sparse_moe.router.layer",
+    expert="",
+    experts_gate_up="block_sparse_moe.input_linear.weight",
+    experts_down="block_sparse_moe.output_linear.weight",
+    shared_gate_up="shared_mlp.input_linear",
+    shared_down="shared_mlp.output_linear",
+)
 
 
 @hookimpl
@@ -12,6 +24,7 @@ def engine_models() -> list[Entry]:
         Entry("GraniteForCausalLM", f"{HERE}:granite", "Granite 3, dense"),
         Entry("GraniteMoeForCausalLM", f"{HERE}:granite_moe", "Granite 3, mixture of experts"),
         Entry("GraniteMoeSharedForCausalLM", f"{HERE}:granite_moe", "Granite 3, experts and a shared one"),
+        Entry("GraniteMoeHybridForCausalLM", f"{HERE}:granite_hybrid", "Granite 4: Mamba 2 in most layers"),
         Entry("HyperCLOVAXForCausalLM", f"{HERE}:hyperclovax", "HyperCLOVA X SEED"),
     ]
 
@@ -25,23 +38,40 @@ def granite(hf_config: object) -> DecoderSpec:
 def granite_moe(hf_config: object) -> DecoderSpec:
     """Return the facts of a Granite config with experts, and perhaps an MLP beside them."""
     facts = ModelFacts(hf_config)
-    shared = facts.count("shared_intermediate_size", 0, least=0)
-    experts = MoeSpec(
+    width = facts.count("shared_intermediate_size", 0, least=0)
+    shared = MlpSpec(width=width, activation=facts.activation()) if width else None
+    return _alike(facts, _experts(facts, shared), EXPERTS)
+
+
+def granite_hybrid(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Granite 4 config: layers of Mamba 2 or attention, an MLP beside experts or alone."""
+    facts = ModelFacts(hf_config)
+    norm, bias = facts.norm(), facts.flag("attention_bias")
+    shared = MlpSpec(width=facts.count("shared_intermediate_size", 1024), activation=facts.activation())
+    names = replace(EXPERTS, recurrent="mamba", gate_up=EXPERTS.shared_gate_up, down=EXPERTS.shared_down)
+    mlp = _experts(facts, shared) if facts.count("num_local_experts", 8, least=0) else shared
+    rope = facts.rope(facts.heads()["head_size"]) if facts.get("position_embedding_type") == "rope" else None
+    scale = facts.number("attention_multiplier", 1.0)
+    mixers: dict[str, dict[str, Any]] = {
+        "linear_attention": {"recurrent": mamba2(facts, norm=norm)},
+        "full_attention": {"attention": facts.attention(rope=rope, scale=scale, qkv_bias=bias, out_bias=bias)},
+    }
+    kinds = layer_kinds(facts, ["linear_attention"] * facts.num_layers(), set(mixers))
+    scale = facts.number("residual_multiplier", 1.0)
+    layers = [
+        LayerSpec(**mixers[kind], mlp=mlp, attention_in=norm, mlp_in=norm, residual_scale=scale) for kind in kinds
+    ]
+    return _decoder(facts, tuple(layers), names)
+
+
+def _experts(facts: ModelFacts, shared: MlpSpec | None) -> MoeSpec:
+    return MoeSpec(
         experts=facts.count("num_local_experts", 8),
         top_k=facts.count("num_experts_per_tok", 2),
         width=facts.count("intermediate_size"),
         activation=facts.activation(),
-        shared=MlpSpec(width=shared, activation=facts.activation()) if shared else None,
+        shared=shared,
     )
-    names = WeightNames(
-        router="block_sparse_moe.router.layer",
-        expert="",
-        experts_gate_up="block_sparse_moe.input_linear.weight",
-        experts_down="block_sparse_moe.output_linear.weight",
-        shared_gate_up="shared_mlp.input_linear",
-        shared_down="shared_mlp.output_linear",
-    )
-    return _alike(facts, experts, names)
 
 
 def _alike(facts: ModelFacts, mlp: MlpSpec | MoeSpec, names: WeightNames) -> DecoderSpec:
@@ -54,10 +84,14 @@ def _alike(facts: ModelFacts, mlp: MlpSpec | MoeSpec, names: WeightNames) -> Dec
         mlp_in=norm,
         residual_scale=facts.number("residual_multiplier", 1.0),
     )
+    return _decoder(facts, (layer,) * facts.num_layers(), names)
+
+
+def _decoder(facts: ModelFacts, layers: tuple[LayerSpec, ...], names: WeightNames) -> DecoderSpec:
     return DecoderSpec(
         **facts.decoder(),
-        layers=(layer,) * facts.num_layers(),
-        norm=norm,
+        layers=layers,
+        norm=facts.norm(),
         embed_scale=facts.number("embedding_multiplier", 1.0),
         logit_scale=1 / facts.number("logits_scaling", 1.0),
         names=names,

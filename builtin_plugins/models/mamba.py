@@ -1,8 +1,11 @@
-"""Mamba and Mamba 2: layers of nothing but a state space."""
+"""Mamba, Falcon Mamba and Mamba 2: layers of nothing but a state space."""
+
+from math import ceil
 
 from builtin_plugins.models.state_spaces import step_limits
-from core.api import DecoderSpec, Entry, LayerSpec, Mamba2Spec, ModelFacts, WeightNames, hookimpl
+from core.api import DecoderSpec, Entry, LayerSpec, Mamba2Spec, MambaSpec, ModelFacts, NormSpec, WeightNames, hookimpl
 
+HERE = "builtin_plugins.models.mamba"
 NAMES = WeightNames(
     embed="backbone.embeddings",
     layer="backbone.layers.{}",
@@ -15,7 +18,39 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architectures."""
-    return [Entry("Mamba2ForCausalLM", "builtin_plugins.models.mamba:mamba2", "Mamba 2")]
+    return [
+        Entry("MambaForCausalLM", f"{HERE}:mamba", "Mamba"),
+        Entry("FalconMambaForCausalLM", f"{HERE}:falcon_mamba", "Falcon Mamba"),
+        Entry("Mamba2ForCausalLM", f"{HERE}:mamba2", "Mamba 2"),
+    ]
+
+
+def mamba(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Mamba config."""
+    return _channels(ModelFacts(hf_config), None)
+
+
+def falcon_mamba(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Falcon Mamba config: what the state space reads is normalised, without weights."""
+    facts = ModelFacts(hf_config)
+    return _channels(facts, facts.norm("mixer_rms_eps", weight=False))
+
+
+def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
+    norm, hidden, rank = facts.norm("layer_norm_epsilon", 1e-5), facts.count("hidden_size", 768), "time_step_rank"
+    layer = LayerSpec(
+        recurrent=MambaSpec(
+            width=facts.count("intermediate_size", facts.count("expand", 2) * hidden),
+            state_size=facts.count("state_size", 16),
+            step_rank=ceil(hidden / 16) if facts.get(rank, "auto") == "auto" else facts.count(rank),
+            kernel=facts.count("conv_kernel", 4),
+            bias=facts.flag("use_bias"),
+            conv_bias=facts.flag("use_conv_bias", True),
+            norm=inner,
+        ),
+        attention_in=norm,
+    )
+    return DecoderSpec(**facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES)
 
 
 def mamba2(hf_config: object) -> DecoderSpec:

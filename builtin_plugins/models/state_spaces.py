@@ -5,7 +5,7 @@ from typing import Any
 from core.api import Mamba2Spec, ModelError, ModelFacts
 
 
-def step_limits(facts: ModelFacts) -> dict[str, float]:
+def step_limits(facts: ModelFacts) -> dict[str, Any]:
     """Return the bounds of a token's step, as `Mamba2Spec` takes them; infinity, which JSON has not, is no bound."""
     limits = facts.get("time_step_limit") or (0.0, None)
     if not isinstance(limits, (list, tuple)) or len(limits) != 2:
@@ -33,3 +33,21 @@ def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
         **step_limits(facts),
     }
     return Mamba2Spec(**{**given, **others})
+
+
+KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Older names of what layers are."""
+
+
+def layer_kinds(facts: ModelFacts, default: list[str], allowed: set[str]) -> list[str]:
+    """Return what each layer is, from `layer_types` or its older name; `default` where a config says nothing."""
+    listed = facts.get("layer_types") or facts.get("layers_block_type") or default
+    if not isinstance(listed, (list, tuple)):
+        raise ModelError(f"layer_types in config.json is {listed!r:.100}; it must be a list.")
+    kinds = [KINDS.get(str(kind), str(kind)) for kind in listed]
+    if not kinds or not set(kinds) <= allowed:
+        raise ModelError(
+            f"layer_types in config.json must name {', '.join(sorted(allowed))}; it holds "
+            f"{', '.join(sorted(set(kinds))) or 'nothing'!s:.200}."
+        )
+    return kinds

@@ -127,6 +127,8 @@ class Attention(nn.Module):
 
         `plan` is what the backend prepared or, where nothing is cached, the number of tokens of each sequence.
         """
+        if self.spec.in_scale != 1.0:
+            x = x * self.spec.in_scale
         query, key, value = self._parts(x, positions)
         if self.spec.temperature is not None:
             query = query * _growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
@@ -191,7 +193,8 @@ class Attention(nn.Module):
             out = self._group.cut(self.inner_norm(self._group.all_gather(out)), 1)
         if self.gate is not None:
             out = out * self.gate(x).sigmoid()
-        return self.out(out)  # type: ignore[no-any-return]
+        out = self.out(out)
+        return out if self.spec.out_scale == 1.0 else out * self.spec.out_scale
 
 
 def _growth(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,10 @@ BLOCK: Final = 32
 
 
 class Experts(nn.Module):
-    """This rank's part of every expert's width: gate_up [experts, 2 * width, hidden], down [experts, hidden, width]."""
+    """This rank's part of every expert's width: gate_up [experts, 2 * width, hidden], down [experts, hidden, width].
+
+    Without gates the former is [experts, width, hidden].
+    """
 
     def __init__(
         self, spec: MoeSpec, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
@@ -31,13 +34,13 @@ class Experts(nn.Module):
         super().__init__()
         self._group, self._spec = context.group, spec
         width = self._group.share(spec.width, "expert width")
-        self.gate_up = empty_parameter(spec.experts, 2 * width, hidden, dtype=context.dtype)
+        self.gate_up = empty_parameter(spec.experts, (1 + spec.gated) * width, hidden, dtype=context.dtype)
         self.down = empty_parameter(spec.experts, hidden, width, dtype=context.dtype)
         self.bias: nn.Parameter | None
         self.down_bias: nn.Parameter | None
         self.register_parameter("bias", None)
         self.register_parameter("down_bias", None)
-        self._halves = (self.gate_up.data[:, :width], self.gate_up.data[:, width:])
+        self._halves = self.gate_up.data.split(width, 1)  # type: ignore[no-untyped-call]
         if names.expert:
             self._expect_each(hidden, names, layer, weights)
         else:
@@ -47,20 +50,19 @@ class Experts(nn.Module):
 
     def _expect_each(self, hidden: int, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect three tensors of each expert, or all experts' in two."""
-        (gate, up), wide = self._halves, (self._spec.width, hidden)
+        wide, own = (self._spec.width, hidden), (names.expert_gate, names.expert_up)
         found: dict[str, list[str]] = {"up": [], "down": []}
         for index in range(self._spec.experts):
             expert = f"{layer}.{names.expert.format(index)}"
-            for name, target, axis, shape, kind in (
-                (names.expert_gate, gate[index], 0, wide, "up"),
-                (names.expert_up, up[index], 0, wide, "up"),
-                (names.expert_down, self.down.data[index], 1, wide[::-1], "down"),
-            ):
-                found[kind].append(f"{expert}.{name}.weight")
-                weights.add(found[kind][-1], shape, partial(self._cut, target, axis))
+            for name, half in zip(own[-len(self._halves) :], self._halves, strict=True):
+                found["up"].append(f"{expert}.{name}.weight")
+                weights.add(found["up"][-1], wide, partial(self._cut, half[index], 0))
+            found["down"].append(f"{expert}.{names.expert_down}.weight")
+            weights.add(found["down"][-1], wide[::-1], partial(self._cut, self.down.data[index], 1))
         count, width = self._spec.experts, self._spec.width
         together = f"{layer}.{names.experts_gate_up}"
-        weights.add_instead(together, (count, 2 * width, hidden), self._fill_gate_up, found["up"])
+        shape = (count, len(self._halves) * width, hidden)
+        weights.add_instead(together, shape, self._fill_gate_up, found["up"])
         together = f"{layer}.{names.experts_down}"
         weights.add_instead(together, (count, hidden, width), self._fill_down, found["down"])
 
@@ -103,7 +105,7 @@ class Experts(nn.Module):
         weights.add(f"{layer}.{names.experts_down}_bias", (count, hidden), partial(fill, down_bias.data))
 
     def _fill_gate_up(self, tensor: torch.Tensor) -> None:
-        for target, half in zip(self._halves, tensor.chunk(2, 1), strict=True):
+        for target, half in zip(self._halves, tensor.chunk(len(self._halves), 1), strict=True):
             self._cut(target, 1, half)
 
     def _fill_turns(self, tensor: torch.Tensor, first: int = 0) -> None:

@@ -58,13 +58,17 @@ class Mlp(nn.Module):
         self.activate = make_activation(
             spec.activation, gated=spec.gated, prefix=f"{layer}.{names.activation}", context=context, weights=weights
         )
-        self._group = context.group
+        self._group, self._gate_scale, self._out_scale = context.group, spec.gate_scale, spec.out_scale
         prefix = f"{layer}.{names.mlp_inner}"
         self.inner_norm = optional_norm(spec.inner_norm, spec.width, context, weights, prefix)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden]."""
-        x = self.activate(self.up(x))
+        x = self.up(x)
+        if self._gate_scale != 1.0:
+            x[:, self.up.slices["gate"]] *= self._gate_scale
+        x = self.activate(x)
         if self.inner_norm is not None:
             x = self._group.cut(self.inner_norm(self._group.all_gather(x)), 1)
-        return self.down(x)  # type: ignore[no-any-return]
+        x = self.down(x)
+        return x if self._out_scale == 1.0 else x * self._out_scale

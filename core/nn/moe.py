@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from core.nn.experts import Experts
+from core.nn.linear import Linear, Slice
 from core.nn.mlp import Mlp
 from core.nn.norm import optional_norm
 from core.nn.routing import choose
@@ -36,8 +37,18 @@ class Moe(nn.Module):
         super().__init__()
         self.spec = spec
         self._group, self._ops = context.group, context.ops
+        self._activation = spec.activation if spec.gated else f"{spec.activation}_alone"
         self._expect_router(hidden, names, layer, context, weights)
-        self.experts = Experts(spec, hidden, names, layer, context, weights)
+        self.experts = Experts(spec, spec.latent or hidden, names, layer, context, weights)
+        self.latent_in = self.latent_out = None
+        if spec.latent:
+            latent_in, latent_out = f"{layer}.{names.latent_in}", f"{layer}.{names.latent_out}"
+            self.latent_in = Linear(
+                context, weights, latent_in, hidden, [Slice("in", spec.latent)], bias=spec.latent_bias
+            )
+            self.latent_out = Linear(
+                context, weights, latent_out, spec.latent, [Slice("out", hidden)], bias=spec.latent_bias
+            )
         self.shared: Mlp | None = None
         self.shared_share: nn.Parameter | None
         self.register_parameter("shared_share", None)
@@ -87,7 +98,9 @@ class Moe(nn.Module):
         shares, experts = choose(self.spec, logits, self.choice_bias)
         if self.expert_scale is not None:
             shares = shares * self.expert_scale[experts].float()
-        out = self._routed(x, shares, experts)
+        out = self._routed(x if self.latent_in is None else self.latent_in(x), shares, experts)
+        if self.latent_out is not None:
+            out = self.latent_out(out)
         if self.shared is None:
             return out
         shared: torch.Tensor = self.shared(x)
@@ -100,7 +113,7 @@ class Moe(nn.Module):
         if self.spec.scaled_input:
             return self._scaled(x, shares, experts)
         own = self.experts
-        arguments = (x, own.gate_up, own.down, shares, experts, self.spec.activation)
+        arguments = (x, own.gate_up, own.down, shares, experts, self._activation)
         out = self._ops.moe(*arguments) if own.bias is None else self._ops.moe(*arguments, own.bias)
         out = self._group.all_reduce(out)
         if own.down_bias is None:
@@ -113,5 +126,5 @@ class Moe(nn.Module):
         count, top_k = shares.shape
         parts = (x[:, None] * shares[..., None].to(x.dtype)).flatten(0, 1)  # [n * k, hidden]
         ones, each, own = torch.ones_like(shares).view(-1, 1), experts.view(-1, 1), self.experts
-        out = self._ops.moe(parts, own.gate_up, own.down, ones, each, self.spec.activation)
+        out = self._ops.moe(parts, own.gate_up, own.down, ones, each, self._activation)
         return self._group.all_reduce(out.view(count, top_k, -1).sum(1))

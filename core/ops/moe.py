@@ -34,7 +34,7 @@ def grouped_moe(
     hidden = torch._grouped_mm(inputs, gate_up.transpose(1, 2), offs=ends)  # type: ignore[no-untyped-call,unused-ignore]
     if bias is not None:
         hidden = hidden + bias[flat[order]]
-    acted = reference.GATED[activation](hidden)
+    acted = reference.EXPERTS[activation](hidden)
     outputs = torch._grouped_mm(acted, down.transpose(1, 2), offs=ends)  # type: ignore[no-untyped-call,unused-ignore]
     back = torch.empty_like(outputs)
     back[order] = outputs

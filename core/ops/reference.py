@@ -179,9 +179,9 @@ def moe(
 
     `gate_up` is [num_experts, 2 * width, hidden] (gate rows, then up rows), `down` [num_experts, hidden, width];
     `experts` int64 [n, k] names the experts of a token and `weights` [n, k] their shares. `activation` is the name
-    of the gated op without `_and_mul`; `bias` [num_experts, 2 * width] is added before it. Every expert sees every token here; implementations do less.
+    of the gated op without `_and_mul`, or with `_alone` of one for experts without gates, whose `gate_up` is half as high; `bias` [num_experts, 2 * width] is added before it. Every expert sees every token here; implementations do less.
     """
-    act = GATED[activation]
+    act = EXPERTS[activation]
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for index in range(gate_up.shape[0]):
         share = (weights.float() * (experts == index)).sum(-1, keepdim=True)  # [n, 1]
@@ -205,6 +205,15 @@ GATED = {
     "swiglu_clamped": swiglu_clamped_and_mul,
 }
 """Activation name to the op that applies it to a fused gate and up."""
+
+
+def relu2(x: Tensor) -> Tensor:
+    """Return the square of x where positive, else 0."""
+    return F.relu(x).square()
+
+
+EXPERTS = {**GATED, "relu2_alone": relu2}
+"""What the `moe` op knows."""
 
 
 def causal_conv(

@@ -1,0 +1,40 @@
+"""Bamba: Mamba 2 in most layers, attention in those the config lists."""
+
+from typing import Any
+
+from builtin_plugins.models.state_spaces import mamba2
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    recurrent="mamba",
+    mlp_in="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    final_norm="model.final_layernorm",
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("BambaForCausalLM", "builtin_plugins.models.bamba:spec", "Bamba")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Bamba config; half of each attention head turns."""
+    facts = ModelFacts(hf_config)
+    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
+    rope = facts.rope(heads["head_size"], share=0.5)
+    attention = facts.attention(**heads, rope=rope, qkv_bias=bias, out_bias=bias)
+    mixers: dict[bool, dict[str, Any]] = {
+        False: {"recurrent": mamba2(facts, norm=norm)},
+        True: {"attention": attention},
+    }
+    attending, mlp = facts.indices("attn_layer_indices"), facts.mlp(bias=facts.flag("mlp_bias"))
+    layers = tuple(
+        LayerSpec(**mixers[index in attending], mlp=mlp, attention_in=norm, mlp_in=norm)
+        for index in range(facts.num_layers())
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

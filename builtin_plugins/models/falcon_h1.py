@@ -1,0 +1,69 @@
+"""Falcon H1: attention and Mamba 2 side by side in every layer, and factors on nearly every product."""
+
+from typing import Any
+
+from builtin_plugins.models.state_spaces import mamba2
+from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, WeightNames, hookimpl
+
+NAMES = WeightNames(
+    recurrent="mamba",
+    mlp_in="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    final_norm="model.final_layernorm",
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("FalconH1ForCausalLM", "builtin_plugins.models.falcon_h1:spec", "Falcon H1")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Falcon H1 config. The factor on keys is one on scores."""
+    facts = ModelFacts(hf_config)
+    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
+    gate_scale, down_scale = _factors(facts, "mlp_multipliers", 2)
+    width = facts.get("mamba_d_ssm", 1024) or facts.count("mamba_expand", 2) * facts.count("hidden_size")
+    size = facts.get("mamba_d_head", "auto")
+    mixers: dict[str, Any] = {
+        "attention": facts.attention(
+            **heads,
+            scale=heads["head_size"] ** -0.5 * facts.number("key_multiplier", 1.0),
+            in_scale=facts.number("attention_in_multiplier", 1.0),
+            out_scale=facts.number("attention_out_multiplier", 1.0),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        "recurrent": mamba2(
+            facts,
+            head_size=width // facts.count("mamba_n_heads", 128) if size == "auto" else size,
+            norm=norm if facts.flag("mamba_rms_norm") else None,
+            norm_first=facts.flag("mamba_norm_before_gate", True),
+            out_bias=facts.flag("projectors_bias"),
+            in_scale=facts.number("ssm_in_multiplier", 1.0),
+            scales=_factors(facts, "ssm_multipliers", 5),
+            out_scale=facts.number("ssm_out_multiplier", 1.0),
+        ),
+    }
+    mlp = facts.mlp(bias=facts.flag("mlp_bias"), gate_scale=gate_scale, out_scale=down_scale)
+    layer = LayerSpec(**mixers, mlp=mlp, attention_in=norm, mlp_in=norm)
+    return DecoderSpec(
+        **facts.decoder(),
+        layers=(layer,) * facts.num_layers(),
+        norm=norm,
+        embed_scale=facts.number("embedding_multiplier", 1.0),
+        logit_scale=facts.number("lm_head_multiplier", 1.0),
+        names=NAMES,
+    )
+
+
+def _factors(facts: ModelFacts, name: str, count: int) -> tuple[float, ...]:
+    """Return a list of so many factors; ones where it is absent."""
+    found = (1.0,) * count if facts.get(name) is None else facts.numbers(name)
+    if len(found) != count:
+        raise ModelError(f"{name} in config.json has {len(found)} values; there are {count} factors.")
+    return found

@@ -1,0 +1,91 @@
+"""Nemotron H: every layer is one thing only: Mamba 2, attention, an MLP or experts, none of them gated."""
+
+from typing import Any
+
+from builtin_plugins.models.state_spaces import layer_kinds
+from core.api import DecoderSpec, Entry, LayerSpec, Mamba2Spec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+
+LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+NAMES = WeightNames(
+    embed="model.embeddings",
+    final_norm="model.norm_f",
+    attention_in="norm",
+    mlp_in="norm",
+    q="mixer.q_proj",
+    k="mixer.k_proj",
+    v="mixer.v_proj",
+    o="mixer.o_proj",
+    up="mixer.up_proj",
+    down="mixer.down_proj",
+    router="mixer.gate",
+    choice_bias="mixer.gate.e_score_correction_bias",
+    expert="mixer.experts.{}",
+    experts_gate_up="mixer.experts.up_proj",
+    experts_down="mixer.experts.down_proj",
+    shared_up="mixer.shared_experts.up_proj",
+    shared_down="mixer.shared_experts.down_proj",
+    rename=((r"^backbone\.", "model."),),
+    ignored=("mtp.*",),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("NemotronHForCausalLM", "builtin_plugins.models.nemotron_h:spec", "Nemotron H, Nemotron 3")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Nemotron H config; nothing turns with positions."""
+    facts = ModelFacts(hf_config)
+    norm = facts.norm("layer_norm_epsilon", 1e-5)
+    act, bias = facts.activation("mlp_hidden_act", "relu2"), facts.flag("mlp_bias")
+    heads = {**facts.heads(128), "kv_heads": facts.count("num_key_value_heads", 8)}
+    mlp = MlpSpec(width=facts.count("intermediate_size", 21504), activation=act, gated=False, bias=bias)
+    parts: dict[str, dict[str, Any]] = {
+        "linear_attention": {"recurrent": _mamba2(facts, norm), "attention_in": norm},
+        "full_attention": {"attention": facts.attention(**heads, rope=None), "attention_in": norm},
+        "mlp": {"mlp": mlp, "mlp_in": norm},
+    }
+    letters = facts.get("hybrid_override_pattern")
+    default = ["linear_attention", "moe", "full_attention", "mlp"]
+    kinds = layer_kinds(facts, default if letters is None else [LETTERS.get(x, x) for x in letters], {*parts, "moe"})
+    if "moe" in kinds:
+        parts["moe"] = {"mlp": _experts(facts, act, bias), "mlp_in": norm}
+    layers = tuple(LayerSpec(**parts[kind]) for kind in kinds)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)
+
+
+def _mamba2(facts: ModelFacts, norm: Any) -> Mamba2Spec:
+    return Mamba2Spec(
+        heads=facts.count("mamba_num_heads", 128),
+        head_size=facts.count("mamba_head_dim", 64),
+        state_size=facts.count("ssm_state_size", 128),
+        groups=facts.count("n_groups", 8),
+        kernel=facts.count("conv_kernel", 4),
+        bias=facts.flag("use_bias"),
+        conv_bias=facts.flag("use_conv_bias", True),
+        norm=norm,
+        least_step=facts.number("time_step_min", 0.001),
+    )
+
+
+def _experts(facts: ModelFacts, activation: str, bias: bool) -> MoeSpec:
+    shared = facts.count("moe_shared_expert_intermediate_size", 7688)
+    return MoeSpec(
+        experts=facts.count("n_routed_experts", 8),
+        top_k=facts.count("num_experts_per_tok", 2),
+        width=facts.count("moe_intermediate_size", 7688),
+        activation=activation,
+        gated=False,
+        score="sigmoid",
+        renormalize=facts.flag("norm_topk_prob", True),
+        scale=facts.number("routed_scaling_factor", 1.0),
+        choice_bias=True,
+        groups=facts.count("n_group", 1),
+        top_groups=facts.count("topk_group", 1),
+        wide_router=True,
+        latent=facts.count("moe_latent_size", 0, least=0),
+        latent_bias=bias,
+        shared=MlpSpec(width=shared, activation=activation, gated=False, bias=bias),
+    )
