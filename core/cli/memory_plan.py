@@ -165,7 +165,7 @@ def _build(
         group=group,
         pipeline=pipeline,
         conv_state_dtype=config.cache.mamba_cache_dtype,
-        state_dtype=config.cache.state_dtype,
+        state_dtype=config.cache.mamba_ssm_cache_dtype,
     )
     if isinstance(spec, DecoderSpec):
         return Decoder(replace(spec, max_positions=length), context)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from core.config.values import ContextSize, Size
 from core.errors import ConfigError
 
 StateDtype = Literal["auto", "float32", "float16", "bfloat16"]
-STATE_BLOCK_TOKENS: Final = 512
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -113,22 +112,12 @@ class CacheConfig:
     """Reuse the cache of equal prompt beginnings."""
     prefix_caching_hash_algo: Literal["sha256"] = "sha256"
     """Hash of the prefix chain."""
-    mamba_block_size: int | None = None
-    """Tokens between two states of recurrent layers that prefix caching keeps; default 512."""
+    mamba_block_size: int = 512
+    """Tokens between two states of recurrent layers that prefix caching keeps."""
     mamba_cache_dtype: StateDtype = "auto"
     """Dtype of recurrent layers' convolution states; auto: the model's."""
     mamba_ssm_cache_dtype: StateDtype = "auto"
     """Dtype of recurrent layers' other states; auto: mamba_cache_dtype, float32 where that is auto."""
-
-    @property
-    def state_dtype(self) -> StateDtype:
-        """Dtype of what recurrent layers keep of all tokens."""
-        return self.mamba_cache_dtype if self.mamba_ssm_cache_dtype == "auto" else self.mamba_ssm_cache_dtype
-
-    @property
-    def state_block_size(self) -> int | None:
-        """Tokens between two states that are kept; None: no state is kept but the newest."""
-        return (self.mamba_block_size or STATE_BLOCK_TOKENS) if self.enable_prefix_caching else None
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.block_size > 1024:

@@ -66,7 +66,7 @@ class BuildContext:
     conv_state_dtype: str = "auto"
     """What recurrent layers keep of the last tokens; auto: the model's dtype."""
     state_dtype: str = "auto"
-    """What they keep of all tokens; auto: float32."""
+    """What they keep of all tokens; auto: as `conv_state_dtype`, float32 where that is auto, too."""
 
 
 class ModuleSpec(Protocol):

@@ -30,7 +30,7 @@ def fit_memory(config: EngineConfig, info: WorkerInfo, *, cut_context: bool) -> 
             max_model_len=length,
             max_num_seqs=config.scheduler.max_num_seqs or 1,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            state_block_size=config.cache.state_block_size,
+            state_block_size=config.cache.mamba_block_size if config.cache.enable_prefix_caching else None,
         )
 
     try:

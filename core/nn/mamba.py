@@ -12,6 +12,7 @@ from core.kv_spec import RecurrentState
 from core.nn.linear import Linear, Slice
 from core.nn.norm import optional_norm
 from core.nn.short_conv import ShortConv
+from core.nn.state import state_dtype
 from core.nn.weights import empty_parameter, fill
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ class Mamba(nn.Module):
         self.skip = empty_parameter(width, dtype=torch.float32)
         weights.add(f"{prefix}.A_log", (width, size), self._take_decay)
         weights.add(f"{prefix}.D", (width,), lambda tensor: fill(self.skip.data, tensor))
-        dtype = "float32" if context.state_dtype == "auto" else context.state_dtype
-        self.kv_spec = RecurrentState((self.conv.state_part, ((width, size), dtype)))
+        self.kv_spec = RecurrentState((self.conv.state_part, ((width, size), state_dtype(context))))
         self.cache: States | None = None
 
     def _take_decay(self, tensor: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from core.kv_spec import RecurrentState
 from core.nn.linear import Linear, Slice
 from core.nn.short_conv import ShortConv
+from core.nn.state import state_dtype
 from core.nn.weights import empty_parameter, fill
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class Mamba2(nn.Module):
         self.scales: torch.Tensor | None
         self.register_buffer("scales", torch.cat(scales).to(context.dtype) if scales else None)
         state = (spec.heads, spec.head_size, spec.state_size)
-        dtype = "float32" if context.state_dtype == "auto" else context.state_dtype
-        self.kv_spec = RecurrentState((self.conv.state_part, (state, dtype)))
+        self.kv_spec = RecurrentState((self.conv.state_part, (state, state_dtype(context))))
         self.cache: States | None = None
 
     def _take_decay(self, tensor: torch.Tensor) -> None:

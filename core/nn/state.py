@@ -8,18 +8,45 @@ alike is given the other's blocks in the step that fills them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from core.kv_spec import DTYPE_BYTES, RecurrentState
+
+if TYPE_CHECKING:
+    from core.contracts import AttentionBackend, AttentionInputs, BuildContext
 
 Ints = npt.NDArray[np.int64]
 States = tuple[torch.Tensor, ...]
 """A layer's cache: for each part of its state, [num_blocks, *shape]. Block 0 is the state before the first token."""
 LayerCache = torch.Tensor | States
 """What a caching layer is given: one tensor for attention, the parts of a state otherwise."""
+
+
+def state_views(memory: torch.Tensor, spec: RecurrentState, num_blocks: int) -> States:
+    """Return a layer's memory, uint8, as its cache."""
+    pages = torch.split(memory.view(num_blocks, -1), spec.part_bytes, dim=1)
+    return tuple(
+        page[:, : math.prod(shape) * DTYPE_BYTES[dtype]].view(getattr(torch, dtype)).view(num_blocks, *shape)
+        for page, (shape, dtype) in zip(pages, spec.parts, strict=True)
+    )
+
+
+def state_dtype(context: BuildContext) -> str:
+    """Return the dtype of what layers keep of all tokens."""
+    chosen = (context.state_dtype, context.conv_state_dtype)
+    return next((dtype for dtype in chosen if dtype != "auto"), "float32")
+
+
+def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> Any:
+    """Return what layers of one group are given in a step."""
+    return inputs if isinstance(inputs, StatePlan) else backend.prepare(inputs)
 
 
 @dataclass(frozen=True, slots=True)

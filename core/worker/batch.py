@@ -120,21 +120,14 @@ class Batch:
         )
 
     def _group_inputs(
-        self,
-        group: int,
-        rows: Ints,
-        starts: Ints,
-        counts: Ints,
-        token_rows: Ints,
-        positions: Ints,
-        query_starts: list[int],
+        self, group: int, rows: Ints, starts: Ints, counts: Ints, owners: Ints, positions: Ints, query_starts: list[int]
     ) -> AttentionInputs | StatePlan:
         layout, table = self._layout.groups[group], self._tables[group]
         size, spec = layout.block_size, layout.spec
         if isinstance(spec, RecurrentState):
             return plan_states(starts, counts, table[rows], size, self._to_device)
         kv_lens = (starts + counts).tolist()
-        slots = table[token_rows, positions // size].astype(np.int64) * size + positions % size
+        slots = table[owners, positions // size].astype(np.int64) * size + positions % size
         most = -(-max(kv_lens, default=0) // size)
         return AttentionInputs(
             query_starts=query_starts,

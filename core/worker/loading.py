@@ -66,7 +66,7 @@ def load_model(
             group=group,
             pipeline=pipeline,
             conv_state_dtype=config.cache.mamba_cache_dtype,
-            state_dtype=config.cache.state_dtype,
+            state_dtype=config.cache.mamba_ssm_cache_dtype,
         )
         model = _build(spec, context)
         loader = _weight_loader(config, source, registry)

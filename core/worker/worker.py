@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,10 +11,10 @@ import torch
 from core.config import EngineConfig
 from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, PoolingModel, SamplerContext
 from core.errors import EngineError
-from core.kv_spec import DTYPE_BYTES, GroupLayout, KVLayout, RecurrentState
+from core.kv_spec import KVLayout, RecurrentState
 from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
-from core.nn.state import LayerCache, StatePlan
+from core.nn.state import LayerCache, prepare, state_views
 from core.plugin import Registered, Registry
 from core.pooling.settle import info
 from core.pooling.stage import PoolingStage
@@ -135,11 +134,7 @@ class Worker:
         if not (plan.rows or plan.steady):
             return PendingResult(step=plan.step, errors=errors)
         inputs = self._batch.inputs(plan)
-        groups = {group: inputs.groups[group] for group in set(self._group_of_layer)}
-        prepared = {
-            group: found if isinstance(found, StatePlan) else self._backend.prepare(found)
-            for group, found in groups.items()
-        }
+        prepared = {group: prepare(self._backend, inputs.groups[group]) for group in set(self._group_of_layer)}
         batch = ForwardBatch(
             input_ids=inputs.input_ids,
             positions=inputs.positions,
@@ -214,23 +209,15 @@ def _make_caches(layout: KVLayout, backend: AttentionBackend, own: range, platfo
     memory: dict[tuple[int, int], torch.Tensor] = {}
     caches: dict[int, LayerCache] = {}
     for group in layout.groups:
-        pool = layout.pools[group.pool]
+        pool, spec, size = layout.pools[group.pool], group.spec, group.block_size
         for slot, layer in enumerate(group.layers):
             if layer in own:
                 if (group.pool, slot) not in memory:
                     memory[group.pool, slot] = platform.allocate(pool.num_blocks * pool.slot_bytes)
-                caches[layer] = _view(memory[group.pool, slot], group, pool.num_blocks, backend)
+                raw = memory[group.pool, slot][: pool.num_blocks * spec.page_bytes(size)]
+                if isinstance(spec, RecurrentState):
+                    caches[layer] = state_views(raw, spec, pool.num_blocks)
+                else:
+                    shape = backend.cache_shape(spec, pool.num_blocks, size)
+                    caches[layer] = raw.view(getattr(torch, spec.dtype)).view(shape)
     return [caches[layer] for layer in own]
-
-
-def _view(memory: torch.Tensor, group: GroupLayout, num_blocks: int, backend: AttentionBackend) -> LayerCache:
-    """Return the memory of one layer as its attention, or the parts of its state, see it."""
-    spec = group.spec
-    if not isinstance(spec, RecurrentState):
-        used = memory[: num_blocks * spec.page_bytes(group.block_size)].view(getattr(torch, spec.dtype))
-        return used.view(backend.cache_shape(spec, num_blocks, group.block_size))
-    pages = torch.split(memory.view(num_blocks, -1), spec.part_bytes, dim=1)
-    return tuple(
-        page[:, : math.prod(shape) * DTYPE_BYTES[dtype]].view(getattr(torch, dtype)).view(num_blocks, *shape)
-        for page, (shape, dtype) in zip(pages, spec.parts, strict=True)
-    )
