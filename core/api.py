@@ -60,6 +60,7 @@ from core.errors import (
 from core.kv_spec import (
     CacheSpec,
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     KVLayout,
     KVSpec,
@@ -71,12 +72,16 @@ from core.model_facts import ModelFacts
 from core.model_spec import (
     AttentionSpec,
     BesideSpec,
+    CrossSpec,
     DecoderSpec,
+    EncoderSpec,
+    FramesSpec,
     LayerInputSpec,
     LayerSpec,
     MlpSpec,
     MoeSpec,
     NormSpec,
+    RelativeSpec,
     Temperature,
     alibi_slopes,
 )
@@ -108,7 +113,18 @@ from core.rope_spec import (
     RopeSpec,
     YarnScaling,
 )
-from core.step import EngineRequest, Logprobs, NewRow, RequestDelta, Span, StepPlan, StepResult, WorkerInfo
+from core.step import (
+    EncoderFacts,
+    EncoderInput,
+    EngineRequest,
+    Logprobs,
+    NewRow,
+    RequestDelta,
+    Span,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
 from core.weight_names import WeightNames
 
@@ -129,9 +145,14 @@ __all__ = [
     "Command",
     "CompletionOutput",
     "ConfigError",
+    "CrossAttention",
+    "CrossSpec",
     "DecoderSpec",
     "DenseSpec",
     "DynamicScaling",
+    "EncoderFacts",
+    "EncoderInput",
+    "EncoderSpec",
     "EngineConfig",
     "EngineDead",
     "EngineError",
@@ -139,6 +160,7 @@ __all__ = [
     "Entry",
     "Executor",
     "ForwardBatch",
+    "FramesSpec",
     "FullAttention",
     "HttpStats",
     "InvalidRequest",
@@ -188,6 +210,7 @@ __all__ = [
     "ReasoningFormat",
     "RecurrentSpec",
     "RecurrentState",
+    "RelativeSpec",
     "RequestDelta",
     "RequestFailed",
     "RequestOutput",

@@ -46,6 +46,13 @@ class ChunkedLocal(FullAttention, frozen=True, tag="chunked", kw_only=True):
     chunk: int
 
 
+class CrossAttention(FullAttention, frozen=True, tag="cross", kw_only=True):
+    """Keys and values of what an encoder made of the request's input: a number of its own, the same in every step."""
+
+    max_len: int
+    """Most positions that an encoder's input takes."""
+
+
 class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
     """What a layer made of all earlier tokens, in a place of fixed size.
 
@@ -70,7 +77,7 @@ class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
         return sum(self.part_bytes)
 
 
-KVSpec = FullAttention | SlidingWindow | ChunkedLocal
+KVSpec = FullAttention | SlidingWindow | ChunkedLocal | CrossAttention
 """What attention keeps: something of every token it may still see."""
 CacheSpec = KVSpec | RecurrentState
 

@@ -123,6 +123,8 @@ class ModelFacts:
     def activation(self, name: str = "hidden_act", default: str = "silu") -> str:
         """Return the activation of a field under the engine's name for it."""
         value = str(self._given(name, default))
+        if value.startswith("gated-"):  # as T5 says it, whose gelu is another then
+            value = value.removeprefix("gated-").replace("gelu", "gelu_new")
         if value not in _ACTIVATIONS:
             hint = did_you_mean(value, _ACTIVATIONS) or "."
             raise ModelError(f"{name} {value!r:.100} is not known; known: {', '.join(sorted(_ACTIVATIONS))}{hint}")
@@ -200,6 +202,24 @@ class ModelFacts:
                 )
             full = [name == "full_attention" for name in names]
         return [None if is_full else size for is_full in full]
+
+    def start_tokens(self, default: int | None = None) -> tuple[int, ...]:
+        """Return what the decoder of an encoder-decoder model begins with; `default` where nothing is said."""
+        first = self.get("decoder_start_token_id")
+        first = self.get("bos_token_id", default) if first is None else first
+        forced = self.get("forced_bos_token_id")
+        listed = [] if forced is None else [forced]
+        for place, token in _listed("forced_decoder_ids", self._given("forced_decoder_ids", [])):
+            if token is None or place != len(listed) + 1:
+                break
+            listed.append(token)
+        tokens = (first, *listed)
+        if any(type(token) is not int or token < 0 for token in tokens):
+            raise ModelError(
+                f"the decoder is to begin with {list(tokens)!r:.100}; decoder_start_token_id, forced_bos_token_id and "
+                "forced_decoder_ids in config.json must be token ids."
+            )
+        return tokens
 
     def switches(self, name: str, *, off_every: int) -> list[bool]:
         """Return a field that has a number for each layer, 0 for off; where absent, every `off_every`-th is off."""

@@ -50,6 +50,19 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     return tuple((slopes + between)[:heads])
 
 
+@dataclass(frozen=True, slots=True)
+class RelativeSpec:
+    """Scores get a learned number by head and distance: one for each near distance, further off for ever more.
+
+    Half of the numbers are for distances of their own, the others share those up to `most`, beyond which is the last.
+    """
+
+    numbers: int = 32
+    most: int = 128
+    both_ways: bool = False
+    """Half of the numbers are for keys ahead; where causality hides those, all are for keys behind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Attention of one layer over cached keys and values, or over all of a prompt at once."""
@@ -70,6 +83,7 @@ class AttentionSpec:
     softcap: float | None = None
     alibi: tuple[float, ...] = ()
     """Per head: how much a score falls with each token of distance."""
+    relative: RelativeSpec | None = None
     sinks: bool = False
     """Each head has a learned score that takes its share of the weights and gives nothing."""
     qk_norm: NormSpec | None = None
@@ -94,6 +108,8 @@ class AttentionSpec:
     """Factor on what attention reads."""
     out_scale: float = 1.0
     qkv_bias: bool = False
+    key_bias: bool = True
+    """False: the key's product has no bias even if the others have one."""
     out_bias: bool = False
 
     def __post_init__(self) -> None:
@@ -214,6 +230,17 @@ class LayerInputSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossSpec:
+    """Attention to what the encoder made: queries come from the stream, keys and values from there."""
+
+    attention: AttentionSpec
+    """Its heads, scale and biases."""
+    norm_in: NormSpec | None = None
+    norm_out: NormSpec | None = None
+    """Of what it gives; in a layer with `norm_sum`, of the stream with that added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: what it is made of, and where norms stand.
 
@@ -237,10 +264,53 @@ class LayerSpec:
     """`attention_out` and `mlp_out` normalise the stream with the part added, not the part alone."""
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the stream."""
+    cross: CrossSpec | None = None
+    """Between the two, attention to what the encoder made."""
 
     def __post_init__(self) -> None:
         if self.attention is None and self.recurrent is None and self.mlp is None:
             raise ModelError("a layer has neither attention nor a recurrent part nor an MLP; it would do nothing.")
+
+
+@dataclass(frozen=True, slots=True)
+class FramesSpec:
+    """Input that is features instead of tokens: two convolutions over the frames, the second with half of them."""
+
+    size: int
+    """Numbers per frame."""
+    activation: str = "gelu"
+
+    def __post_init__(self) -> None:
+        _check_activation(self.activation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """What reads a request's input, each token seeing all, before the decoder's first step. As wide as the decoder."""
+
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec | None = None
+    """The last norm."""
+    frames: FramesSpec | None = None
+    """None: it reads tokens, by the decoder's embedding unless `names` has another."""
+    vocab_size: int = 0
+    """Of that other embedding."""
+    max_len: int | None = None
+    """Most positions; None: as many as the decoder has. Frames are exactly twice as many."""
+    embed_scale: float = 1.0
+    embed_norm: NormSpec | None = None
+    learned_positions: int = 0
+    position_offset: int = 0
+    sinusoidal_positions: bool | Literal["wide"] = False
+    start_tokens: tuple[int, ...] = ()
+    """The decoder's prompt where a request has none; the first of them is the first of any."""
+    names: WeightNames = field(default_factory=WeightNames)
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ModelError("the encoder has no layers; check the config's number of them.")
+        if self.learned_positions and self.max_len is not None and self.max_len > self.learned_positions:
+            raise ModelError(f"the encoder learned {self.learned_positions} positions, fewer than {self.max_len}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +324,8 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     norm: NormSpec | None = field(default_factory=NormSpec)
     """The last norm, before the head."""
-    tied_head: bool = False
+    tied_head: bool | Literal["unless stored"] = False
+    """The head is the embedding; "unless stored": where the checkpoint has no other."""
     head_bias: bool = False
     embed_scale: float = 1.0
     embed_size: int = 0
@@ -268,8 +339,9 @@ class DecoderSpec:
     """Rows of the table that tells the texts of a pair apart; 0: there is none."""
     embed_in_last: bool = False
     """Positions, types and norm have the embedding's own width; the product to the layers' comes last, with a bias."""
-    sinusoidal_positions: bool = False
-    """Sines and cosines of every position are added to the embedding."""
+    sinusoidal_positions: bool | Literal["wide"] = False
+    """Sines and cosines of every position are added to the embedding; "wide": 1 / 10000 would be the frequency
+    behind the last, not the last."""
     layer_inputs: LayerInputSpec | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -277,6 +349,7 @@ class DecoderSpec:
     """Which of the checkpoint's layers each one is, where layers share weights; empty: each its own."""
     pooling: PoolingSpec | None = None
     """What it makes of a prompt instead of tokens."""
+    encoder: EncoderSpec | None = None
     names: WeightNames = field(default_factory=WeightNames)
 
     def __post_init__(self) -> None:
@@ -304,6 +377,11 @@ class DecoderSpec:
                 f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or the "
                 "embedding; use --tensor-parallel-size instead."
             )
+        if pipeline > 1 and self.encoder is not None:
+            raise ConfigError(
+                f"--pipeline-parallel-size {pipeline} would part the model's encoder from its decoder; use "
+                "--tensor-parallel-size instead."
+            )
         obstacle = self._obstacle(tensor)
         if obstacle is not None:
             most = min((layer.attention.heads for layer in self.layers if layer.attention is not None), default=1)
@@ -312,7 +390,7 @@ class DecoderSpec:
 
     def _obstacle(self, ranks: int) -> str | None:
         """Say why so many ranks cannot split the layers."""
-        for layer in set(self.layers):
+        for layer in {*self.layers, *(self.encoder.layers if self.encoder else ())}:
             if layer.recurrent is not None and ranks > 1:
                 return "would split the model's recurrent layers, which are not split"
             obstacle = _attention_obstacle(layer.attention, ranks) or _mlp_obstacle(layer.mlp, ranks)

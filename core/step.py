@@ -42,6 +42,31 @@ class Span(msgspec.Struct, array_like=True, frozen=True, order=True):
             )
 
 
+class EncoderInput(msgspec.Struct, array_like=True, frozen=True):
+    """What the encoder of a request reads: token ids, or features."""
+
+    length: int
+    """Positions it takes in the cache, which decoders attend to."""
+    token_ids: list[int] = []
+    features: bytes = b""
+    """Numbers of four bytes, row by row."""
+    shape: tuple[int, int] = (0, 0)
+    """Of the features: numbers per frame, frames."""
+
+
+class EncoderFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the encoder of a model takes, and how its decoder begins."""
+
+    max_len: int
+    """Most positions of one input."""
+    vocab_size: int = 0
+    """Token ids are below this; 0: it reads features."""
+    shape: tuple[int, int] = (0, 0)
+    """Of the features."""
+    start_tokens: tuple[int, ...] = ()
+    """The decoder's prompt where a request has none; the first of them is the first of any."""
+
+
 class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
     """One sequence to complete, as admitted: everything resolved, nothing left to look up."""
 
@@ -61,6 +86,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Likewise for contents that bear on the whole request: (domain, content hash), an adapter's for example."""
     spans: tuple[Span, ...] = ()
     """Where the prompt's token ids are placeholders for contents."""
+    encoder: EncoderInput | None = None
+    """Of a model with an encoder: what that reads."""
     output_token_ids: list[int] = []
     """Tokens already generated (and sent) by an earlier life of the request; generation goes on after them."""
     pooling: PoolingParams | None = None
@@ -81,6 +108,8 @@ class NewRow(msgspec.Struct, array_like=True, frozen=True):
     blocks: list[list[int]]
     """Block table per KV group, covering cached and planned tokens."""
     pooling: PoolingParams | None = None
+    encoder: EncoderInput | None = None
+    """Encoded in this step."""
 
 
 class StepPlan(msgspec.Struct, array_like=True, frozen=True):
@@ -201,6 +230,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     device: str = "cpu"
     pooling: PoolingInfo | None = None
     """What a pooling model can do; None: it generates tokens."""
+    encoder: EncoderFacts | None = None
 
     @classmethod
     def combine(cls, infos: Sequence[WorkerInfo], tensor: int) -> WorkerInfo:
@@ -216,6 +246,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
             weight_bytes=sum(info.weight_bytes for info in infos),
             device=infos[0].device,
             pooling=infos[-1].pooling,
+            encoder=infos[0].encoder,
         )
 
 

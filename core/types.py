@@ -255,7 +255,21 @@ class TokensPrompt(TypedDict, total=False):
     cache_salt: str
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt
+class FeaturesPrompt(TypedDict):
+    """What an encoder reads that takes features instead of tokens."""
+
+    input_features: Any
+    """An array of numbers, as large as the model takes it."""
+
+
+class ExplicitEncoderDecoderPrompt(TypedDict, total=False):
+    """Both prompts of a model with an encoder; without the decoder's, it begins with what the model says."""
+
+    encoder_prompt: str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt
+    decoder_prompt: str | list[int] | TextPrompt | TokensPrompt | None
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt | ExplicitEncoderDecoderPrompt
 
 
 @dataclass(slots=True)

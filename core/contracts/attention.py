@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.kv_spec import KVSpec
+    from core.step import EncoderInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class AttentionParams:
     """[heads] float32: how much a score falls with each token of distance, after scale and cap."""
     sinks: torch.Tensor | None = field(default=None, compare=False)
     """[heads]: scores that take part in the softmax and give no value."""
+    distance_bias: torch.Tensor | None = field(default=None, compare=False)
+    """[heads, 2 * reach + 1] float32: added to scores after scale and cap, for keys from `reach` tokens behind the
+    query's position to `reach` ahead of it; farther ones get the outermost."""
+    causal: bool = True
+    """False in a layer that attends to what an encoder made: every token sees all of it."""
 
 
 @dataclass(slots=True)
@@ -37,11 +43,14 @@ class AttentionInputs:
     query_starts: list[int]
     """Cumulative token counts, length num_seqs + 1."""
     kv_lens: list[int]
-    """Tokens in the cache per sequence once this step's are written."""
+    """Tokens in the cache per sequence once this step's are written; of a cross group, positions of its encoder."""
     block_table: torch.Tensor
     """[num_seqs, max_blocks] int32. Entries outside a window are stale: never read them."""
     slots: torch.Tensor
-    """[num_tokens] int64: block * block_size + offset to write each token's key and value to."""
+    """[num_tokens] int64: block * block_size + offset to write each token's key and value to.
+
+    Of a cross group, of each position that is encoded in this step: none in most.
+    """
     block_size: int
     spec: KVSpec
 
@@ -75,7 +84,8 @@ class AttentionBackend(Protocol):
         Every key and value of the step is written before any is read: a sequence may read blocks that another
         sequence of the same step fills (they begin alike).
 
-        query is [num_tokens, heads, head_size], key and value [num_tokens, kv_heads, head_size]. Causal.
+        query is [num_tokens, heads, head_size], key and value [num_slots, kv_heads, head_size]: of the same tokens
+        and causal, unless `params.causal` is false.
         """
 
 
@@ -98,3 +108,5 @@ class ForwardBatch:
     """[max_num_seqs, max_model_len] int64: every row's tokens, sampled ones included, by position."""
     token_types: torch.Tensor | None = None
     """[num_tokens] int64: 0, or 1 in the second text of a pair; None: all are 0."""
+    encoder_inputs: Sequence[EncoderInput] = ()
+    """Those to encode in this step, in the order of the slots of cross groups."""

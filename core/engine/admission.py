@@ -17,7 +17,7 @@ from core.errors import InvalidRequest
 from core.pooling.requests import as_sampling
 from core.pooling_types import PoolingInfo, PoolingParams
 from core.sampling import unserved_params
-from core.step import EngineRequest
+from core.step import EncoderInput, EngineRequest
 from core.types import SamplingParams
 
 MASK: Final = 2**64 - 1
@@ -73,6 +73,7 @@ class Admission:
         arrival_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        encoder: EncoderInput | None = None,
     ) -> list[EngineRequest]:
         """Return one engine request per sequence. Raises `InvalidRequest` naming the field and the limit."""
         if not isinstance(request_id, str):
@@ -110,6 +111,7 @@ class Admission:
                 arrival_s=arrival_s,
                 cache_salt=cache_salt,
                 pooling=pooling,
+                encoder=encoder,
             )
             for index in range(sampling.n)
         ]

@@ -14,7 +14,6 @@ from core.engine.front import Front, load_from_kwargs, load_sinks, open_apart, o
 from core.engine.loop_thread import Listener, LoopThread, State
 from core.engine.mailbox import Mailbox
 from core.engine.output import OutputProcessor
-from core.engine.rendering import Prompt
 from core.engine.sinks import Meter
 from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
 from core.pooling.calls import pooled_output
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from core.engine.core import EngineCore
     from core.engine.supervised import Supervised
     from core.plugin import Registry
+from core.prompts import Prompt
 
 LONG_TEXT_CHARS = 8192
 """Texts longer than this are tokenized off the event loop."""
@@ -102,7 +102,7 @@ class AsyncLLM:
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
         """Return token ids of a text. Far more than the context holds is refused early, unless `whole`."""
-        return (await self._prompt(text, add_special_tokens, whole=whole)).token_ids
+        return (await self._prompt(text, add_special_tokens, whole=whole)).source_ids
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, whole: bool = False, **options: Any
@@ -111,7 +111,7 @@ class AsyncLLM:
         most = None if whole else self.max_model_len
         render = partial(self._front.renderer.messages, messages, max_tokens=most, **options)
         prompt = await asyncio.to_thread(render)
-        return prompt.text or "", prompt.token_ids
+        return prompt.text or "", prompt.source_ids
 
     async def _prompt(
         self, prompt: PromptType | Mapping[str, Any] | Prompt, add_special_tokens: bool = True, *, whole: bool
@@ -184,7 +184,7 @@ class AsyncLLM:
         if self._mailboxes and self._event_loop is not running:
             raise RuntimeError("requests of another event loop are open; use one event loop for one engine.")
         self._event_loop = running
-        self._outputs.add(request_id, prompt.text, requests)
+        self._outputs.add(request_id, prompt, requests)
         streams = requests[0].sampling.output_kind is RequestOutputKind.DELTA
         mailbox = self._mailboxes[request_id] = Mailbox(streams)
         return mailbox

@@ -43,6 +43,9 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
     executor = load(registry, "executors", config.parallel.distributed_executor_backend)(config, registry, source)
     try:
         info = executor.start()
+        if info.encoder is not None and config.cache.enable_prefix_caching:
+            log.info("prefix caching is off: what the decoder caches depends on what the encoder has read")
+            config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
         stage("allocating the KV cache")
         config, layout = fit_memory(config, info, cut_context=not resolved.context_is_chosen)
         executor.allocate(layout)

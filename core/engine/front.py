@@ -15,12 +15,13 @@ from core.engine.admission import Admission, ModelLimits
 from core.engine.build import build, load
 from core.engine.loop_thread import Listener
 from core.engine.memory import context_length
-from core.engine.rendering import Prompt, Renderer
+from core.engine.rendering import Renderer
 from core.engine.resolve import find_model, resolve
 from core.engine.sinks import Guarded, Sinks
 from core.errors import ConfigError
 from core.plugin import Registry, load_plan, make_plan
 from core.pooling.prompts import PoolingPrompts
+from core.prompts import Prompt
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -52,9 +53,9 @@ class Front:
         cache_salt: str = "",
     ) -> list[EngineRequest]:
         """Return the engine requests of a prompt that arrives now; as `Admission.admit`."""
-        salt, now_s = cache_salt or prompt.cache_salt, time.monotonic()
+        salt, now_s, read = cache_salt or prompt.cache_salt, time.monotonic(), prompt.encoder
         return self.admission.admit(
-            request_id, prompt.token_ids, sampling, arrival_s=now_s, priority=priority, cache_salt=salt
+            request_id, prompt.token_ids, sampling, arrival_s=now_s, priority=priority, cache_salt=salt, encoder=read
         )
 
     @property
@@ -132,6 +133,7 @@ def make_front(
     eos, tokenizer = source.eos_token_ids, renderer.tokenizer
     if not eos and tokenizer is not None and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
+    renderer.encoder = info.encoder
     limits = ModelLimits(info.vocab_size, context_length(config), config.model.max_logprobs, eos, info.pooling)
     processors = [registry.load(registered) for registered in registry.entries("logits_processors")]
     admission = Admission(limits, tokenizer, processors, config.model.seed)

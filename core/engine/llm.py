@@ -14,10 +14,10 @@ from core.contracts import Tokenizer
 from core.engine.front import load_from_kwargs, open_here
 from core.engine.interrupts import Interrupts
 from core.engine.output import OutputProcessor
-from core.engine.rendering import Prompt
 from core.errors import InvalidRequest
 from core.plugin import Registry
 from core.pooling.calls import Calls
+from core.prompts import Prompt
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -184,7 +184,7 @@ class LLM:
         ready = prompt if isinstance(prompt, Prompt) else self._front.renderer.prompt(prompt)
         requests = self._front.admit(request_id, ready, sampling_params, priority)
         self.core.add(requests)
-        self._outputs.add(request_id, ready.text, requests)
+        self._outputs.add(request_id, ready, requests)
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return the outputs that changed, as each request's `output_kind` says."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from core.engine.detokenizer import Detokenizer, StopTexts
 from core.pooling_types import Pooled
+from core.prompts import Prompt
 from core.step import EngineRequest, Logprobs, RequestDelta
 from core.types import (
     CompletionOutput,
@@ -55,8 +56,10 @@ class ClientRequest:
     """A request as its user knows it: one prompt, n sequences."""
 
     request_id: str
-    prompt: str | None
+    prompt: Prompt
     prompt_token_ids: list[int]
+    """What of it was left by truncation."""
+    encoder_ids: list[int] | None
     sampling: SamplingParams
     sequences: dict[str, Sequenced]
     """By engine request id."""
@@ -93,13 +96,14 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_request_id
 
-    def add(self, request_id: str, prompt: str | None, requests: Sequence[EngineRequest]) -> ClientRequest:
+    def add(self, request_id: str, prompt: Prompt, requests: Sequence[EngineRequest]) -> ClientRequest:
         """Start to follow a request that was fanned out to one engine request per sequence."""
         first, sampling = requests[0], requests[0].sampling
         client = ClientRequest(
             request_id=request_id,
             prompt=prompt,
             prompt_token_ids=first.prompt_token_ids,
+            encoder_ids=None if first.encoder is None else first.encoder.token_ids,
             sampling=sampling,
             sequences={r.request_id: self._sequence(i, r) for i, r in enumerate(requests)},
             arrival_s=first.arrival_s,
@@ -246,12 +250,14 @@ class OutputProcessor:
         shown = [sequence] if delta else list(client.sequences.values())
         return RequestOutput(
             request_id=client.request_id,
-            prompt=client.prompt,
+            prompt=client.prompt.text,
             prompt_token_ids=client.prompt_token_ids,
             prompt_logprobs=client.prompt_logprobs,
             outputs=[_completion(s, delta) for s in shown],
             finished=client.finished,
             metrics=RequestMetrics(client.arrival_s, client.first_token_s, now_s),
+            encoder_prompt=client.prompt.encoder_text,
+            encoder_prompt_token_ids=client.encoder_ids,
             num_cached_tokens=client.num_cached_tokens,
             error=client.error,
             pooled=client.pooled,

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from core.contracts import ChatRenderer, Tokenizer
-from core.errors import InvalidRequest, did_you_mean
+from core.errors import InvalidRequest
+from core.prompts import Prompt, both_prompts, check_keys, split_prompt, token_ids_of
+from core.step import EncoderFacts
 from core.types import PromptType
 
-PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
 CHARS_PER_TOKEN: Final = 8
 """A text with more characters than this for each token allowed is likely too long, so its beginning is read first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as the engine takes it."""
-
-    token_ids: list[int]
-    text: str | None = None
-    cache_salt: str = ""
 
 
 class Renderer:
@@ -30,6 +21,8 @@ class Renderer:
     def __init__(self, tokenizer: Tokenizer | None, chat: ChatRenderer | None) -> None:
         self.tokenizer = tokenizer
         self.chat = chat
+        self.encoder: EncoderFacts | None = None
+        """What the model's encoder takes, where it has one; known when the model is."""
 
     def prompt(
         self,
@@ -40,20 +33,29 @@ class Renderer:
     ) -> Prompt:
         """Return the token ids of a text, of ids, or of a dict with one of them; `max_tokens` as in `encode`.
 
+        Of a model with an encoder these are what that reads, or its part of a dict that has one for the decoder too.
         Raises `InvalidRequest` for anything else, and for text when there is no tokenizer.
         """
+        if self.encoder is None:
+            return self._read(prompt, add_special_tokens, max_tokens)
+        read, said = split_prompt(prompt)
+        most = max_tokens and self.encoder.max_len
+        source = self._read(read, add_special_tokens, most) if self.encoder.vocab_size else read
+        return both_prompts(self.encoder, source, None if said is None else self._read(said, False, max_tokens))
+
+    def _read(self, prompt: Any, add_special_tokens: bool, max_tokens: int | None) -> Prompt:
         if isinstance(prompt, str):
             return Prompt(self.encode(prompt, add_special_tokens, max_tokens=max_tokens), prompt)
         if not isinstance(prompt, Mapping):
-            return Prompt(_ids(prompt))
-        _check_keys(prompt)
+            return Prompt(token_ids_of(prompt))
+        check_keys(prompt)
         ids, text, salt = (prompt.get(name) for name in ("prompt_token_ids", "prompt", "cache_salt"))
         if salt is not None and not isinstance(salt, str):
             raise InvalidRequest("cache_salt", f"must be a text, not {salt!r}.")
         if text is not None and not isinstance(text, str):
             raise InvalidRequest("prompt", f"must be a text, not {text!r}.")
         if ids is not None:
-            return Prompt(_ids(ids), text, salt or "")
+            return Prompt(token_ids_of(ids), text, salt or "")
         if text is not None:
             return Prompt(self.encode(text, add_special_tokens, max_tokens=max_tokens), text, salt or "")
         raise InvalidRequest("prompt", "a prompt dict needs `prompt` (a text) or `prompt_token_ids`.")
@@ -83,7 +85,8 @@ class Renderer:
                 "messages", "this model has no chat renderer; use completions, or load one (`chat_template`)."
             )
         text = self.chat.render(messages, **options)
-        return Prompt(self.encode(text, add_special_tokens=False, max_tokens=max_tokens), text)
+        prompt = Prompt(self.encode(text, add_special_tokens=False, max_tokens=max_tokens), text)
+        return prompt if self.encoder is None else both_prompts(self.encoder, prompt)
 
 
 def _refuse_long(text: str, max_tokens: int, tokenizer: Tokenizer) -> None:
@@ -98,17 +101,3 @@ def _refuse_long(text: str, max_tokens: int, tokenizer: Tokenizer) -> None:
                 f"context holds {max_tokens}. Shorten it, or set truncate_prompt_tokens.",
             )
         size *= CHARS_PER_TOKEN
-
-
-def _check_keys(prompt: Mapping[str, Any]) -> None:
-    """Refuse what nobody would read; an empty value asks for nothing."""
-    for name, value in prompt.items():
-        if name not in PROMPT_KEYS and (value is not None and value != {}):
-            hint = did_you_mean(str(name), PROMPT_KEYS)
-            raise InvalidRequest(str(name), f"no plugin reads it; a prompt dict has {', '.join(PROMPT_KEYS)}{hint}.")
-
-
-def _ids(value: Any) -> list[int]:
-    if not isinstance(value, (list, tuple)):
-        raise InvalidRequest("prompt", f"must be a text, token ids or a dict of them, not {type(value).__name__}.")
-    return list(value)

@@ -18,12 +18,13 @@ from core.kv.layout import NULL_BLOCKS
 from core.kv.pool import BlockPool
 from core.kv.prefix import chain_root, extend_chain, span_marks
 from core.kv.reach import first_needed, peak_blocks
-from core.kv_spec import FullAttention, KVLayout, RecurrentState
+from core.kv_spec import CrossAttention, FullAttention, KVLayout, RecurrentState
 from core.step import Span
 
 Appended = list[tuple[int, list[int]]]
 """(group, block ids appended to its table), groups without any left out."""
 
+Domains = Iterable[tuple[str, bytes]]
 PLENTY_BLOCKS: Final = 256
 
 
@@ -52,6 +53,8 @@ class Lease:
     """What keys cover besides tokens (see `core.kv.prefix`)."""
     offered: int = 0
     """Leading tokens whose blocks were offered to the prefix cache."""
+    encoder_len: int = 0
+    """Positions of its encoder's input, which have a place in the cross groups from its admission to its end."""
     num_found: int = 0
     """Leading tokens that were found there when it was last admitted."""
     offered_since: int = sys.maxsize
@@ -69,16 +72,21 @@ class KVManager:
     def __init__(self, layout: KVLayout, *, prefix_caching: bool = True, identity: str = "") -> None:
         self.layout: Final = layout
         self.identity: Final = identity
-        self.prefix_caching: Final = prefix_caching and bool(layout.groups)
         self._groups: Final = tuple(layout.groups)
+        self._cross: Final = frozenset(i for i, g in enumerate(layout.groups) if isinstance(g.spec, CrossAttention))
+        # What a decoder caches depends on what its encoder read, and a prompt of a few tokens is not worth finding.
+        self.prefix_caching: Final = prefix_caching and bool(layout.groups) and not self._cross
         self._pools: Final = tuple(
             BlockPool(pool.num_blocks, [i for i, g in enumerate(layout.groups) if g.pool == index])
             for index, pool in enumerate(layout.pools)
         )
         self._pool_of: Final = tuple(self._pools[g.pool] for g in layout.groups)
         self._sizes: Final = tuple(g.block_size for g in layout.groups)
+        self._room: Final = tuple(sys.maxsize if i in self._cross else size for i, size in enumerate(self._sizes))
+        """Tokens that a block of each group makes room for."""
         self._align: Final = math.lcm(*self._sizes)
-        self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) is not FullAttention)
+        growing = (FullAttention, CrossAttention)
+        self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) not in growing)
         self.keeps_states: Final = any(isinstance(g.spec, RecurrentState) for g in layout.groups)
         self._issued = 0
         self._returned = 0
@@ -133,11 +141,11 @@ class KVManager:
 
     # --- a request's blocks ------------------------------------------------------------------------------
 
-    def open(self, salt: str = "", extras: Iterable[tuple[str, bytes]] = (), spans: Iterable[Span] = ()) -> Lease:
+    def open(self, salt: str = "", extras: Domains = (), spans: Iterable[Span] = (), encoder_len: int = 0) -> Lease:
         """Return an empty lease; cached keys and values depend on the (domain, content hash) of `extras` and `spans`."""
         root, count = chain_root(self.identity, salt, extras), len(self._groups)
         marks = span_marks(spans, self.layout.hash_block_size)
-        return Lease(root, [[] for _ in range(count)], [0] * count, marks=marks)
+        return Lease(root, [[] for _ in range(count)], [0] * count, marks=marks, encoder_len=encoder_len)
 
     def find(self, lease: Lease, tokens: Sequence[int], most: int) -> Hit:
         """Return the longest prefix of at most `most` tokens that every group can serve; changes nothing held.
@@ -198,7 +206,8 @@ class KVManager:
             revived = sum(not refs[block] for block in blocks)
             # Blocks that others hold too are not free again when the window has passed them.
             most = peak_blocks(group.spec, size, reserve, max_step_tokens) - revived
-            fresh = max(-(-end // size) - low, min(-(-reserve // size) - low, most))
+            stop, room = (lease.encoder_len, lease.encoder_len) if index in self._cross else (end, reserve)
+            fresh = max(-(-stop // size) - low, min(-(-room // size) - low, most))
             wanted[group.pool] += fresh + revived
         if not self._enough(wanted):
             return False
@@ -230,14 +239,14 @@ class KVManager:
                 blocks = [0] * nulls + blocks
             table += blocks
             appended.append((index, blocks))
-        lease.capacity = min(map(mul, map(len, lease.tables), self._sizes), default=sys.maxsize)
+        lease.capacity = min(map(mul, map(len, lease.tables), self._room), default=sys.maxsize)
         return appended
 
     def _missing(self, lease: Lease, start: int, end: int) -> list[tuple[int, int, int]]:
         """For each group that lacks any: (group, entries to pad that no later token reads, blocks to take)."""
         missing = []
         for index, (table, size) in enumerate(zip(lease.tables, self._sizes, strict=True)):
-            have, want = len(table), -(-end // size)
+            have, want = len(table), -(-(lease.encoder_len if index in self._cross else end) // size)
             if want > have:
                 nulls = 0
                 if index in self._local:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.kv_spec import CacheSpec, ChunkedLocal, RecurrentState, SlidingWindow
+from core.kv_spec import CacheSpec, ChunkedLocal, CrossAttention, RecurrentState, SlidingWindow
 
 
 def first_needed(spec: CacheSpec, position: int) -> int:
@@ -20,8 +20,10 @@ def peak_blocks(spec: CacheSpec, block_size: int, num_tokens: int, max_step_toke
     """Return the most blocks one sequence of `num_tokens` holds at a time, computed in steps of a limited size.
 
     A local spec holds what its first token of a step reads back to, and the step itself, wherever the block
-    boundaries fall.
+    boundaries fall. A cross spec holds its longest input, whatever the sequence.
     """
+    if isinstance(spec, CrossAttention):
+        return -(-spec.max_len // block_size)
     whole = -(-num_tokens // block_size)
     if isinstance(spec, SlidingWindow):
         behind = spec.window - 1

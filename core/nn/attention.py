@@ -12,6 +12,7 @@ from core.errors import ModelError
 from core.kv_spec import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
 from core.nn.linear import Linear, Slice
 from core.nn.norm import HeadsNorm, make_norm, optional_norm
+from core.nn.relative import RelativeBias
 from core.nn.weights import empty_parameter, fill
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Attention(nn.Module):
         self.kv_spec = _kv_spec(spec, self.kv_heads, str(context.dtype).removeprefix("torch.")) if spec.causal else None
         """What it caches; None: nothing."""
         self._full_attention = context.ops.full_attention
+        self.relative: RelativeBias | None = None
+        if spec.relative is not None:
+            relative, prefix = spec.relative, names.relative.format(layer)
+            self.relative = weights.once(prefix, lambda: RelativeBias(relative, spec.heads, context, weights, prefix))
         self.params = AttentionParams(
             heads=self.heads,
             kv_heads=self.kv_heads,
@@ -55,13 +60,14 @@ class Attention(nn.Module):
             softcap=spec.softcap,
             alibi=group.cut(torch.tensor(spec.alibi), 0) if spec.alibi else None,
             sinks=self._expect_sinks(weights, context, f"{layer}.{names.sinks}") if spec.sinks else None,
+            distance_bias=None if self.relative is None else self.relative.by_distance,
         )
         self.cache: torch.Tensor | None = None
         own = not names.qkv
         width, kv_width = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
         parts = [
             Slice("q", width, f"{layer}.{names.q}" if own else ""),
-            Slice("k", kv_width, f"{layer}.{names.k}" if own else "", kv_parts),
+            Slice("k", kv_width, f"{layer}.{names.k}" if own else "", kv_parts, spec.key_bias),
             Slice("v", kv_width, f"{layer}.{names.v}" if own else "", kv_parts),
         ]
         self.qkv = Linear(
@@ -133,7 +139,8 @@ class Attention(nn.Module):
         if self.spec.temperature is not None:
             query = query * _growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
         if self.kv_spec is None:
-            out = self._full_attention(query, key, value, plan, self.params.scale, self.params.window)
+            bias = None if self.relative is None else self.relative.around(max(plan))
+            out = self._full_attention(query, key, value, plan, self.params.scale, self.params.window, bias)
             return self._finish(x, out.reshape(-1, self.heads * self.head_size))
         assert self.cache is not None, "bind_kv was not called"
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)

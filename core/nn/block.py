@@ -10,6 +10,7 @@ from torch import nn
 
 from core.model_spec import MoeSpec
 from core.nn.attention import Attention
+from core.nn.cross_attention import CrossAttention
 from core.nn.layer_input import Beside, LayerInput
 from core.nn.mlp import Mlp
 from core.nn.moe import Moe
@@ -48,9 +49,13 @@ class Block(nn.Module):
         self.recurrent: Recurrent | None = None
         if layer.recurrent is not None:
             self.recurrent = make_recurrent(layer.recurrent, hidden, f"{prefix}.{names.recurrent}", context, weights)
-        self.attention_plan = self.recurrent_plan = -1
-        """Which of the batch's plans are those of attention and of the recurrent part; the last where nothing is cached."""
+        self.attention_plan = self.recurrent_plan = self.cross_plan = -1
+        """Which of the batch's plans are those of attention, recurrent part and cross attention; the last where nothing is cached."""
         self.attention_out = norm(layer.attention_out, names.attention_out)
+        self.cross: CrossAttention | None = None
+        if layer.cross is not None and spec.encoder is not None:
+            most = spec.encoder.max_len or spec.max_positions
+            self.cross = CrossAttention(layer.cross, hidden, most, names, prefix, context, weights)
         self.mlp_in = norm(layer.mlp_in, names.mlp_in)
         self.mlp: nn.Module | None = None
         if isinstance(layer.mlp, MoeSpec):
@@ -90,10 +95,14 @@ class Block(nn.Module):
         positions: torch.Tensor,
         plans: Sequence[Any],
         own: torch.Tensor | None = None,
+        made: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the two halves of the stream after this layer; `plans` are those of all the batch's caching layers."""
+        """Return the two halves of the stream after this layer; `plans` are those of all the batch's caching layers.
+
+        `made` [positions, hidden] is what the encoder made of the inputs of this step, if any.
+        """
         if self._norm_sum:
-            return self._normed_sums(x, positions, plans), None
+            return self._normed_sums(x, positions, plans, made), None
         if self._mixes:
             inner, residual = join(self.attention_in, x, residual)
             if self._parallel:
@@ -101,6 +110,10 @@ class Block(nn.Module):
                 x = self._mixed(inner, positions, plans) + self._feed(shared, residual)
                 return x, residual
             x = self._mixed(inner, positions, plans)
+        if self.cross is not None:
+            inner, residual = join(self.cross.norm_in, x, residual)
+            x = self.cross(inner, made, plans[self.cross_plan])
+            x = x if self.cross.norm_out is None else self.cross.norm_out(x)
         if self.mlp is not None:
             inner, residual = join(self.mlp_in, x, residual)
             x = self._feed(inner, residual)
@@ -112,11 +125,16 @@ class Block(nn.Module):
             x = self.own_input(x, own)
         return x if self.scale is None else x * self.scale
 
-    def _normed_sums(self, x: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]) -> torch.Tensor:
+    def _normed_sums(
+        self, x: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any], made: torch.Tensor | None
+    ) -> torch.Tensor:
         assert self.attention_out is not None, "norm_sum needs it"
         assert self.mlp_out is not None, "norm_sum needs it"
         assert self.mlp is not None, "norm_sum needs it"
         x = self.attention_out.add(self._mix(x, positions, plans), x)[0]
+        if self.cross is not None:
+            assert self.cross.norm_out is not None, "norm_sum needs it"
+            x = self.cross.norm_out.add(self.cross(x, made, plans[self.cross_plan]), x)[0]
         return self.mlp_out.add(self.mlp(x), x)[0]
 
     def _mix(self, x: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]) -> torch.Tensor:

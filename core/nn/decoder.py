@@ -11,7 +11,9 @@ from torch import nn
 from core.kv_spec import LayerKV
 from core.model_spec import DecoderSpec
 from core.nn.block import Block, join
+from core.nn.cross_attention import CrossAttention
 from core.nn.embedding import Embedding, Head, VocabWeight
+from core.nn.encoder import Encoder
 from core.nn.layer_input import LayerInputs
 from core.nn.linear import Linear, Slice
 from core.nn.norm import Norm, optional_norm
@@ -19,6 +21,7 @@ from core.nn.pooling import PoolingHead
 from core.nn.rotary import Rotary, sinusoids
 from core.nn.weights import WeightMap, empty_parameter, place
 from core.rope_spec import RopeSpec
+from core.step import EncoderFacts
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext, ForwardBatch
@@ -41,9 +44,10 @@ class Decoder(nn.Module):
         self._dtype = context.dtype
         with torch.device(context.device):
             self._build_first(spec, context)
+            self.encoder = Encoder(spec, self.embed, context, self._weights) if spec.encoder is not None else None
             self._build_layers(spec, context)
             self._build_last(spec, context)
-        self._caching: list[Attention | Recurrent] = []
+        self._caching: list[Attention | Recurrent | CrossAttention] = []
         self.kv_layers: Sequence[LayerKV] = self._list_caching()
 
     def _list_caching(self) -> list[LayerKV]:
@@ -61,6 +65,10 @@ class Decoder(nn.Module):
                 block.recurrent_plan = len(found)
                 self._caching.append(block.recurrent)
                 found.append(LayerKV(name, block.recurrent.kv_spec))
+            if block.cross is not None:
+                block.cross_plan = len(found)
+                self._caching.append(block.cross)
+                found.append(LayerKV(f"{name}.cross", block.cross.kv_spec))
         return found
 
     def _of_others(self, spec: DecoderSpec, context: BuildContext) -> list[str]:
@@ -75,7 +83,7 @@ class Decoder(nn.Module):
                 others.append(f"{names.embed}.weight")
         if not stage.is_last:
             others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
-        elif spec.tied_head:
+        elif spec.tied_head is True:
             others.append(f"{names.head}.weight")
         elif spec.pooling is not None and not spec.pooling.logits:
             others += [f"{names.embed_out}.*", f"{names.head}.*"]
@@ -161,7 +169,17 @@ class Decoder(nn.Module):
         tied_to: VocabWeight | None = None
         if spec.tied_head:  # without the first stage's embedding, it is loaded here as well
             tied_to = self.embed or VocabWeight(spec.vocab_size, width, context, weights, names.embed)
-        self.head = Head(spec.vocab_size, width, context, weights, names.head, tied_to=tied_to, bias=spec.head_bias)
+        self.head = Head(
+            spec.vocab_size,
+            width,
+            context,
+            weights,
+            names.head,
+            tied_to=tied_to,
+            unless_stored=spec.tied_head == "unless stored",
+            bias=spec.head_bias,
+            row=names.final_bias,
+        )
         self._softcap = context.ops.softcap
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -177,7 +195,10 @@ class Decoder(nn.Module):
         for rotary in self._rotaries:
             rotary.finish()
         if self.spec.sinusoidal_positions and self.positions is not None:
-            self.positions.data.copy_(sinusoids(*self.positions.shape))
+            wide = self.spec.sinusoidal_positions == "wide"
+            self.positions.data.copy_(sinusoids(*self.positions.shape, wide=wide))
+        if self.encoder is not None:
+            self.encoder.finish()
 
     def bind_kv(self, caches: Sequence[LayerCache]) -> None:
         """Take the cache of each caching layer, in the order of `kv_layers`."""
@@ -193,9 +214,12 @@ class Decoder(nn.Module):
         plans = [*batch.attention, batch.counts]  # the last is that of layers which cache nothing
         residual: torch.Tensor | None = None
         own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x).unbind(1)
+        made = None
+        if self.encoder is not None and batch.encoder_inputs:
+            made = self.encoder(batch.encoder_inputs)
         for index, block in enumerate(self._blocks):
             inputs = None if own is None else own[index]
-            x, residual = block(x, residual, batch.positions, plans, inputs)
+            x, residual = block(x, residual, batch.positions, plans, inputs, made)
         out, stream = join(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)
@@ -224,6 +248,20 @@ class Decoder(nn.Module):
         """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden states."""
         assert self.pooling_head is not None, "only the last stage of a pooling model has one"
         return self.pooling_head(self.logits(hidden) if self.head is not None else hidden)  # type: ignore[no-any-return]
+
+    @property
+    def encoder_facts(self) -> EncoderFacts | None:
+        """What the encoder takes; None: there is none."""
+        spec = self.spec.encoder
+        if spec is None or self.encoder is None:
+            return None
+        most, frames = self.encoder.max_len, spec.frames
+        return EncoderFacts(
+            max_len=most,
+            vocab_size=0 if frames else spec.vocab_size or self.vocab_size,
+            shape=(frames.size, 2 * most) if frames else (0, 0),
+            start_tokens=spec.start_tokens,
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32."""

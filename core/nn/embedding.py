@@ -62,17 +62,31 @@ class Head(nn.Module):
         prefix: str,
         *,
         tied_to: VocabWeight | None = None,
+        unless_stored: bool = False,
         bias: bool = False,
+        row: str = "",
     ) -> None:
+        """`unless_stored`: it is tied where the checkpoint has no head of its own. `row`: a bias that may be stored."""
         super().__init__()
         self._vocab = vocab
         self._group = context.group
         self._linear = context.ops.linear
         self.rows: VocabWeight = tied_to or VocabWeight(vocab, hidden, context, weights, prefix)
-        whole = empty_parameter(vocab, dtype=context.dtype) if bias else None
+
+        def untie(tensor: torch.Tensor) -> None:
+            apart = WeightMap()
+            self.rows = VocabWeight(vocab, hidden, context, apart, prefix)
+            apart.load([(f"{prefix}.weight", tensor)])
+
+        if unless_stored:
+            weights.add_instead(f"{prefix}.weight", (vocab, hidden), untie, of=())
+        whole = empty_parameter(vocab, dtype=context.dtype) if bias or row else None
         self.bias: nn.Parameter | None
         self.register_parameter("bias", whole)
-        if whole is not None:
+        if whole is not None and row:
+            whole.data.zero_()
+            weights.add_instead(row, (1, vocab), lambda tensor: place(whole, tensor[0]), of=())
+        elif whole is not None:
             weights.add(f"{prefix}.bias", (vocab,), lambda tensor: place(whole, tensor))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

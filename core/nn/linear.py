@@ -30,6 +30,8 @@ class Slice:
     """Checkpoint prefix of its own tensors; empty when the checkpoint keeps the layer's slices in one tensor."""
     parts: int | None = None
     """Ranks that share the rows when fewer than the group (key-value heads); the others hold copies."""
+    bias: bool = True
+    """False: it has no bias though the layer has one; rows with their own `prefix` only."""
 
 
 class Adapter(Protocol):
@@ -160,7 +162,9 @@ class Linear(nn.Module):
             if suffix == "weight":
                 shape = (in_features, total) if self._transposed else (total, in_features)
             weights.add(f"{prefix}.{suffix}", shape, self._filler(suffix, slices))
-        if self.bias is not None:
+        if self.bias is not None and not slices[0].bias:
+            self.bias.data[self.slices[slices[0].name]] = 0
+        elif self.bias is not None:
             weights.add(f"{prefix}.bias", (total,), self._filler("bias", slices))
 
     def _filler(self, suffix: str, slices: Sequence[Slice]) -> Callable[[torch.Tensor], None]:

@@ -57,11 +57,14 @@ def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:
         return table if factor == 1.0 else table.mul_(factor)
 
 
-def sinusoids(rows: int, size: int) -> torch.Tensor:
-    """Return [rows, size] float32: the sines, then the cosines, of each row's angles."""
+def sinusoids(rows: int, size: int, *, wide: bool = False) -> torch.Tensor:
+    """Return [rows, size] float32: the sines, then the cosines, of each row's angles.
+
+    Of `half` frequencies the last is 1 / 10000 or, where `wide`, the next after it would be.
+    """
     with torch.device("cpu"):
         half = size // 2
-        frequencies = torch.exp(torch.arange(half) * -(math.log(10_000) / (half - 1)))
+        frequencies = torch.exp(torch.arange(half) * -(math.log(10_000) / (half if wide else half - 1)))
         angles = torch.arange(rows)[:, None] * frequencies
         return torch.cat([angles.sin(), angles.cos(), torch.zeros(rows, size % 2)], dim=1)
 

@@ -10,11 +10,13 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 
 from core.errors import ModelError, did_you_mean
 
+T = TypeVar("T")
 SHOWN = 6
 """Tensors named in an error; the rest are counted."""
 
@@ -34,6 +36,7 @@ class WeightMap:
     def __init__(self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()) -> None:
         self._slots: dict[str, Slot] = {}
         self._instead: dict[str, tuple[Slot, Sequence[str]]] = {}
+        self._shared: dict[str, Any] = {}
         self._rename = [(re.compile(pattern), replacement) for pattern, replacement in rename]
         self._ignored = [re.compile(fnmatch.translate(pattern)) for pattern in ignored]
 
@@ -42,6 +45,12 @@ class WeightMap:
         if name in self._slots:
             raise ModelError(f"two parts of the model want the checkpoint tensor {name!r}; correct its weight names.")
         self._slots[name] = Slot(None if shape is None else tuple(shape), fill)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` gives for the first of several layers that share a checkpoint's tensor."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        return cast("T", self._shared[name])
 
     def add_instead(
         self, name: str, shape: Sequence[int], fill: Callable[[torch.Tensor], None], of: Sequence[str]

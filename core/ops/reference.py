@@ -123,7 +123,7 @@ def full_attention(
 
     query is [n, heads, size], key and value [n, kv_heads, size]: the sequences one after the other, `counts` tokens
     each. `window`: only tokens less than so many places away are seen. `bias` [heads, 2 * m - 1] is added to the scores
-    by distance: its column m - 1 + d is for keys d places behind the query, m no less than the longest sequence.
+    by distance: its column m - 1 + d is for keys d places ahead of the query, m no less than the longest sequence.
     """
     out = torch.empty_like(query)
     start = 0

@@ -10,7 +10,8 @@ from core.pooling_spec import SentenceFacts
 from core.pooling_types import PoolingParams
 
 if TYPE_CHECKING:
-    from core.engine.rendering import Prompt, Renderer
+    from core.engine.rendering import Renderer
+    from core.prompts import Prompt
 
 NO_FACTS: Final = SentenceFacts()
 

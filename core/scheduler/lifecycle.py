@@ -60,7 +60,8 @@ class Lifecycle:
         if source.request_id in self.live or source.request_id in self.kept:
             raise InvalidRequest("request_id", f"{source.request_id!r} is in use; choose another.")
         self.limits.check(source, self.kv)
-        lease = self.kv.open(source.cache_salt, source.cache_domains, source.spans)
+        encoder_len = 0 if source.encoder is None else source.encoder.length
+        lease = self.kv.open(source.cache_salt, source.cache_domains, source.spans, encoder_len)
         request = Request(source, self._arrivals, self.limits.max_model_len, lease)
         self._arrivals += 1
         request.rank = self._rank(request)

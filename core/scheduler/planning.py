@@ -202,7 +202,8 @@ class Planner:
         source, tables = request.source, [list(table) for table in lease.tables]
         known, prompt_len, eos = list(tokens), request.prompt_len, source.eos_token_ids
         row, name, sampling, seed = request.row, source.request_id, source.sampling, source.seed
-        draft.new.append(NewRow(row, name, known, prompt_len, sampling, seed, eos, tables, source.pooling))
+        more = source.pooling, source.encoder
+        draft.new.append(NewRow(row, name, known, prompt_len, sampling, seed, eos, tables, *more))
         self._enter(draft, request, start, count, 0)
         return True
 

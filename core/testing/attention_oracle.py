@@ -8,31 +8,39 @@ shows it.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from core.contracts import AttentionBackend, AttentionInputs, AttentionParams
-from core.kv_spec import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
+from core.kv_spec import ChunkedLocal, CrossAttention, FullAttention, KVSpec, SlidingWindow
 
 
 def dense_attention(
     params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int
 ) -> torch.Tensor:
     """Return attention [n, heads, head_size] in float64; key and value begin at position 0, query at `start`."""
+    bias = params.distance_bias
     per_kv = params.heads // params.kv_heads
     out = torch.empty(query.shape, dtype=torch.float64)
     for i in range(len(query)):
         position = start + i
         first = first_visible(params, position)
+        end = position + 1 if params.causal else len(key)
         for head in range(params.heads):
-            keys, values = (x[first : position + 1, head // per_kv].double() for x in (key, value))
+            keys, values = (x[first:end, head // per_kv].double() for x in (key, value))
             scores = keys @ query[i, head].double() * params.scale
             if params.softcap is not None:
                 scores = params.softcap * torch.tanh(scores / params.softcap)
             if params.alibi is not None:
                 scores = scores - params.alibi[head].double() * torch.arange(len(keys) - 1, -1, -1)
+            if bias is not None:
+                reach = bias.shape[1] // 2
+                scores = (
+                    scores + bias[head, (torch.arange(first, end) - position).clamp(-reach, reach) + reach].double()
+                )
             if params.sinks is not None:
                 scores = torch.cat([scores, params.sinks[head : head + 1].double()])
             out[i, head] = scores.softmax(dim=0)[: len(keys)] @ values
@@ -115,6 +123,65 @@ class PagedSequences:
 
     def _slot(self, sequence: int, position: int) -> int:
         return self._blocks[sequence][position // self.block_size] * self.block_size + position % self.block_size
+
+    def _draw(self, count: int, heads: int) -> torch.Tensor:
+        return torch.randn(count, heads, self.params.head_size, generator=self._random).to(self.dtype)
+
+
+class CrossSequences:
+    """Sequences that attend to inputs of unequal length, each encoded in the first step that names the sequence."""
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        params: AttentionParams,
+        lengths: Sequence[int],
+        *,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        assert not params.causal, "a cross layer hides nothing"
+        self.backend, self.params, self.block_size, self.dtype = backend, params, block_size, dtype
+        self._random = torch.Generator().manual_seed(seed)
+        name = str(dtype).removeprefix("torch.")
+        self._spec = CrossAttention(params.kv_heads, params.head_size, name, max_len=max(lengths))
+        each = -(-max(lengths) // block_size)
+        self._table = torch.zeros(len(lengths), each, dtype=torch.int32)
+        numbers = list(range(1, 1 + sum(-(-length // block_size) for length in lengths)))
+        random.Random(seed).shuffle(numbers)
+        for i, length in enumerate(lengths):
+            held = -(-length // block_size)
+            self._table[i, :held] = torch.tensor([numbers.pop() for _ in range(held)])
+        num_blocks = int(self._table.max()) + 1
+        self.cache = torch.full(backend.cache_shape(self._spec, num_blocks, block_size), float("nan"), dtype=dtype)
+        self._keys, self._values = ([self._draw(length, params.kv_heads) for length in lengths] for _ in range(2))
+        self._written: set[int] = set()
+
+    def step(self, counts: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give sequences their next queries, by index and in this order; return the backend's answer and the truth."""
+        entering = [sequence for sequence in counts if sequence not in self._written]
+        self._written.update(entering)
+        query = self._draw(sum(counts.values()), self.params.heads)
+        inputs = AttentionInputs(
+            query_starts=[0, *accumulate(counts.values())],
+            kv_lens=[len(self._keys[sequence]) for sequence in counts],
+            block_table=self._table[list(counts)],
+            slots=torch.cat([torch.empty(0, dtype=torch.int64), *map(self._slots, entering)]),
+            block_size=self.block_size,
+            spec=self._spec,
+        )
+        nothing = self._draw(0, self.params.kv_heads)
+        key, value = (torch.cat([nothing, *(x[i] for i in entering)]) for x in (self._keys, self._values))
+        got = self.backend.attend(self.params, query, key, value, self.cache, self.backend.prepare(inputs))
+        spans = zip(counts, inputs.query_starts, inputs.query_starts[1:], strict=False)
+        truth = [dense_attention(self.params, query[a:b], self._keys[i], self._values[i], 0) for i, a, b in spans]
+        return got, torch.cat(truth)
+
+    def _slots(self, sequence: int) -> torch.Tensor:
+        positions = torch.arange(len(self._keys[sequence]))
+        blocks = self._table[sequence, positions // self.block_size].to(torch.int64)
+        return blocks * self.block_size + positions % self.block_size
 
     def _draw(self, count: int, heads: int) -> torch.Tensor:
         return torch.randn(count, heads, self.params.head_size, generator=self._random).to(self.dtype)

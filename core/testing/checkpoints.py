@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
 from core.testing.shrunken import causal_types, shrunken_config
-from core.testing.tiny_configs import DENSE, GPT_LIKE, MIXTURES, RECURRENT, UNLIKE_OTHERS, VOCAB
+from core.testing.tiny_configs import DENSE, ENCODER_DECODERS, GPT_LIKE, MIXTURES, RECURRENT, UNLIKE_OTHERS, VOCAB
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -171,20 +171,20 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
     Raises `ConfigError` for an unknown one.
     """
     types = causal_types()
-    own = types.get(architecture, architecture)
-    config_class, facts = ARCHITECTURES.get(own, ("", {}))
+    own, known = types.get(architecture, architecture), {**ARCHITECTURES, **ENCODER_DECODERS}
+    config_class, facts = known.get(own, ("", {}))
     if architecture in types and _type_of(config_class) != architecture:
         return shrunken_config(architecture, **overrides)
-    if own not in ARCHITECTURES:
+    if own not in known:
         by_name = {name: model_type for model_type, name in reversed(types.items())}
         if own in by_name:
             return shrunken_config(by_name[own], **overrides)
         raise ConfigError(
-            f"no tiny checkpoint for {architecture!r}; available: {', '.join(ARCHITECTURES)}"
-            f"{did_you_mean(architecture, [*ARCHITECTURES, *types])}"
+            f"no tiny checkpoint for {architecture!r}; available: {', '.join(known)}"
+            f"{did_you_mean(architecture, [*known, *types])}"
         )
     ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
-    return getattr(transformers, config_class)(**deepcopy({**facts, **ends, **overrides}))  # it changes what is nested
+    return getattr(transformers, config_class)(**deepcopy({**ends, **facts, **overrides}))  # it changes what is nested
 
 
 def _type_of(config_class: str) -> str:
@@ -224,6 +224,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # sines and cosines, stored or not
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("A_log"):  # states that are forgotten at once would be no test
                 parameter.copy_(noise * 0.5 - 4.0)
@@ -232,5 +234,6 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):  # stored, and read like parameters
+            # Stored, and read like parameters.
+            if name.endswith(("e_score_correction_bias", "layer_scalar", "final_logits_bias")):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2 + name.endswith("layer_scalar"))

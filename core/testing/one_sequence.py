@@ -62,6 +62,9 @@ class OneSequenceAttention:
             hidden |= at // params.chunk != seen // params.chunk
         if params.alibi is not None:
             scores = scores + params.alibi[:, None, None] * (seen - at)
+        if params.distance_bias is not None:
+            reach = params.distance_bias.shape[1] // 2
+            scores = scores + params.distance_bias[:, (seen - at).clamp(-reach, reach) + reach]
         scores = scores.masked_fill(hidden, float("-inf"))
         if params.sinks is not None:  # one more column, whose weight is dropped
             sinks = params.sinks[:, None, None].expand(-1, scores.shape[1], 1)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from core.contracts import AttentionInputs
-from core.kv_spec import KVLayout, RecurrentState
+from core.kv_spec import CrossAttention, KVLayout, RecurrentState
 from core.nn.state import StatePlan, plan_states
-from core.step import NewRow, StepPlan
+from core.step import EncoderInput, NewRow, StepPlan
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,6 +36,8 @@ class StepInputs:
     """Cumulative token counts, length num_seqs + 1."""
     groups: list[AttentionInputs | StatePlan]
     """Per KV group: where its keys and values are, or its states."""
+    encoder_inputs: list[EncoderInput]
+    """Of the rows that enter."""
 
 
 class Batch:
@@ -53,10 +55,12 @@ class Batch:
         """Per row, the position behind its last step."""
         self.prompt_logprobs_rows: set[int] = set()
         """Rows whose request wants the log-probabilities of its prompt."""
+        lengths = [g.spec.max_len if isinstance(g.spec, CrossAttention) else max_model_len for g in layout.groups]
         self._tables = [
-            np.zeros((max_num_seqs, -(-max_model_len // group.block_size) + 1), dtype=np.int32)
-            for group in layout.groups
+            np.zeros((max_num_seqs, -(-length // group.block_size) + 1), dtype=np.int32)
+            for length, group in zip(lengths, layout.groups, strict=True)
         ]
+        self._encoder_lens = np.zeros(max_num_seqs, dtype=np.int64)
         self._table_lens = [[0] * max_num_seqs for _ in layout.groups]
 
     def apply(self, plan: StepPlan) -> None:
@@ -75,6 +79,7 @@ class Batch:
         self.prompt_lens[row] = new.prompt_len
         self.token_ids[row, : len(new.token_ids)] = torch.tensor(new.token_ids, dtype=torch.int64)
         self.seeds[row] = new.seed
+        self._encoder_lens[row] = 0 if new.encoder is None else new.encoder.length
         if new.sampling.prompt_logprobs is not None:
             self.prompt_logprobs_rows.add(row)
         for group, blocks in enumerate(new.blocks):
@@ -105,6 +110,7 @@ class Batch:
             positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
             query_starts = [0, *accumulate(all_counts)]
         on_device = self._to_device(positions)
+        encoded = [new for new in plan.new if new.encoder is not None]
         return StepInputs(
             rows=all_rows,
             starts=all_starts,
@@ -114,10 +120,22 @@ class Batch:
             positions=on_device,
             query_starts=query_starts,
             groups=[
-                self._group_inputs(group, rows, starts, counts, token_rows, positions, query_starts)
+                self._cross_inputs(group, rows, [new.row for new in encoded], query_starts)
+                if isinstance(self._layout.groups[group].spec, CrossAttention)
+                else self._group_inputs(group, rows, starts, counts, token_rows, positions, query_starts)
                 for group in range(len(self._tables))
             ],
+            encoder_inputs=[new.encoder for new in encoded if new.encoder is not None],
         )
+
+    def _cross_inputs(
+        self, group: int, rows: Ints, encoded: list[int], starts: list[int]
+    ) -> AttentionInputs | StatePlan:
+        """Return where what encoders made is, and where to write that of the rows that are `encoded` in this step."""
+        token_rows = np.repeat(np.asarray(encoded, dtype=np.int64), self._encoder_lens[encoded])
+        positions = np.concatenate([np.arange(0), *map(np.arange, self._encoder_lens[encoded])])
+        lens, none = self._encoder_lens[rows], np.zeros_like(rows)
+        return self._group_inputs(group, rows, lens, none, token_rows, positions, starts)
 
     def _group_inputs(
         self, group: int, rows: Ints, starts: Ints, counts: Ints, owners: Ints, positions: Ints, query_starts: list[int]

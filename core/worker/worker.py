@@ -88,6 +88,7 @@ class Worker:
             weight_bytes=weight_bytes,
             device=self._device,
             pooling=info(self._spec, registry),
+            encoder=getattr(self._model, "encoder_facts", None),
         )
 
     def _choose_backend(self, platform: Platform) -> Registered:
@@ -145,6 +146,7 @@ class Worker:
             prompt_lens=[self._batch.prompt_lens[row] for row in inputs.rows],
             token_ids=self._batch.token_ids,
             token_types=self._stage.token_types(inputs),
+            encoder_inputs=inputs.encoder_inputs,
         )
         self._extensions.before_forward(batch, plan.payloads)
         hidden = self._model(batch)
@@ -195,6 +197,8 @@ def _attention_facts(spec: Any) -> dict[str, Any]:
         "softcap": any(layer.softcap for layer in layers),
         "alibi": any(layer.alibi for layer in layers),
         "sinks": any(layer.sinks for layer in layers),
+        "distance_bias": any(layer.relative for layer in layers),
+        "cross": spec.encoder is not None,
     }
 
 

@@ -11,7 +11,7 @@ import torch
 from builtin_plugins.attention_backends.reference.backend import ReferenceAttention
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.contracts import AttentionParams
-from core.testing.attention_oracle import PagedSequences
+from core.testing.attention_oracle import CrossSequences, PagedSequences
 
 BACKENDS = [ReferenceAttention, TorchAttention]
 PLAIN = AttentionParams(heads=4, kv_heads=2, head_size=8, scale=8**-0.5)
@@ -26,7 +26,10 @@ REACHES: list[dict[str, Any]] = [
     {"softcap": 2.0, "window": 7},
     {"alibi": torch.linspace(0.5, 0.01, 4)},
     {"sinks": torch.linspace(-1.0, 2.0, 4), "window": 7},
+    {"distance_bias": torch.linspace(-3.0, 3.0, 4 * 21).view(4, 21)},
+    {"distance_bias": torch.linspace(3.0, -3.0, 4 * 9).view(4, 9), "window": 7},
 ]
+CROSS_VARIANTS: list[dict[str, Any]] = [{}, {"softcap": 2.0}, {"kv_heads": 4}]
 LENGTHS = {0: 1, 1: 15, 2: 16, 3: 17, 4: 33}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -102,6 +105,19 @@ def test_in_float32_a_sequence_does_not_depend_on_its_neighbours(backend: Any, r
             tensors = (tensor[start:end] for tensor in (query, key, value))
             single = backend.attend(params, *tensors, alone.cache, backend.prepare(own))
             torch.testing.assert_close(got[start:end], single, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("changes", CROSS_VARIANTS, ids=str)
+def test_every_token_sees_all_of_what_an_encoder_made(
+    backend: Any, changes: Any, block_size: int, dtype: torch.dtype
+) -> None:
+    params = replace(PLAIN, causal=False, **changes)
+    sequences = CrossSequences(backend, params, [1, 15, 16, 17, 70], block_size=block_size, dtype=dtype)
+    assert_close(sequences.step({0: 3, 1: 1, 4: 20}))  # encoded in this step: two prompts, one of a single token
+    assert_close(sequences.step({4: 1, 0: 1, 1: 1}))  # decoding only, nothing to encode
+    assert_close(sequences.step({1: 1, 3: 1, 2: 5, 0: 30}))  # some are encoded, others were; more queries than keys
 
 
 def test_many_sequences_decode_in_any_order(backend: Any) -> None:

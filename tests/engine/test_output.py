@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.engine.output import OutputProcessor
+from core.prompts import Prompt
 from core.step import EngineRequest, Logprobs, RequestDelta
 from core.testing.byte_tokenizer import ByteTokenizer
 from core.types import RequestOutput, RequestOutputKind, SamplingParams
@@ -16,7 +17,7 @@ def start(sampling: SamplingParams, n: int = 1) -> OutputProcessor:
         EngineRequest(request_id=f"r#{i}", prompt_token_ids=[104, 105], sampling=sampling, seed=i, max_tokens=64)
         for i in range(n)
     ]
-    processor.add("r", "hi", requests)
+    processor.add("r", Prompt([], "hi"), requests)
     return processor
 
 
@@ -97,6 +98,6 @@ def test_stream_interval_gathers_tokens() -> None:
     processor = OutputProcessor(ByteTokenizer(), stream_interval=3)
     sampling = SamplingParams(output_kind=RequestOutputKind.DELTA)
     request = EngineRequest(request_id="r#0", prompt_token_ids=[1], sampling=sampling, seed=0, max_tokens=9)
-    processor.add("r", None, [request])
+    processor.add("r", Prompt([]), [request])
     counts = [len(say(processor, "x", finish_reason="length" if i == 6 else None)[0]) for i in range(7)]
     assert counts == [0, 0, 1, 0, 0, 1, 1]

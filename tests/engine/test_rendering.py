@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from core.engine.rendering import Prompt, Renderer
+from core.engine.rendering import Renderer
 from core.errors import InvalidRequest
+from core.prompts import Prompt
 from core.testing.byte_tokenizer import ByteTokenizer
 
 

@@ -36,7 +36,7 @@ class ReferenceAttention:
         out = torch.empty_like(query)
         for i, kv_len in enumerate(plan.kv_lens):
             start, end = plan.query_starts[i], plan.query_starts[i + 1]
-            first = _first_visible(params, kv_len - (end - start)) // plan.block_size
+            first = _first_visible(params, kv_len - (end - start)) // plan.block_size if params.causal else 0
             table = plan.block_table[i, first : -(-kv_len // plan.block_size)]
             keys, values = cache[table, 0].flatten(0, 1), cache[table, 1].flatten(0, 1)
             seen = kv_len - first * plan.block_size
@@ -72,13 +72,17 @@ def _attend(
     if params.softcap is not None:
         scores = params.softcap * torch.tanh(scores / params.softcap)
     key_positions = torch.arange(key_start, key_start + len(key), device=query.device)
-    hidden = key_positions[None] > positions[:, None]
+    ahead = key_positions[None] - positions[:, None]
+    hidden = (ahead > 0) & params.causal
     if params.window is not None:
         hidden |= key_positions[None] <= positions[:, None] - params.window
     if params.chunk is not None:
         hidden |= key_positions[None] < (positions[:, None] // params.chunk * params.chunk)
     if params.alibi is not None:
-        scores = scores + params.alibi[:, None, None] * (key_positions[None] - positions[:, None])
+        scores = scores + params.alibi[:, None, None] * ahead
+    if params.distance_bias is not None:
+        reach = params.distance_bias.shape[1] // 2
+        scores = scores + params.distance_bias[:, ahead.clamp(-reach, reach) + reach]
     scores = scores.masked_fill(hidden, float("-inf"))
     if params.sinks is not None:  # one more column, whose weight goes to nothing
         sinks = params.sinks.float()[:, None, None].expand(-1, len(query), 1)

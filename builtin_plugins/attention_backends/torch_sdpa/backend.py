@@ -42,8 +42,9 @@ class TorchAttention:
         """Write keys and values, then compute bucket by bucket and piece by piece."""
         flat = cache.flatten(0, 1)  # [num_slots, 2, kv_heads, head_size]
         flat[plan.slots] = torch.stack((key, value), dim=1)
-        held = 0 if _is_plain(params) else HELD_SCORES // params.heads
-        buckets, pieces = plan.view(Reach(params.window, params.chunk), held)
+        by_distance = params.distance_bias is not None
+        held = 0 if _is_plain(params) and not by_distance else HELD_SCORES // params.heads
+        buckets, pieces = plan.view(Reach(params.window, params.chunk, params.causal, by_distance), held)
         if len(buckets) == 1 and buckets[0].tokens is None:
             return _decode(params, query, flat, buckets[0])
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -60,7 +61,11 @@ def _decode(params: AttentionParams, query: torch.Tensor, flat: torch.Tensor, bu
     pages = flat.index_select(0, bucket.slots).view(len(grouped), bucket.length, *flat.shape[1:])
     key, value = pages.permute(2, 0, 3, 1, 4).unbind(0)  # [n, kv_heads, length, head_size]
     heads = (params.kv_heads, params.heads // params.kv_heads, 1)  # the last but one are the queries here
-    return _attend(params, heads, grouped, key, value, bucket.mask, causal=False).reshape(query.shape)
+    mask = bucket.mask
+    if bucket.ahead is not None:
+        bias = _distance_bias(params, bucket.ahead).view(*heads[:2], len(grouped), bucket.length)
+        mask = bias.permute(2, 0, 1, 3) + (0.0 if mask is None else mask)  # [n, kv_heads, per_kv, length]
+    return _attend(params, heads, grouped, key, value, mask, causal=False).reshape(query.shape)
 
 
 def _prefill(
@@ -81,8 +86,19 @@ def _prefill(
     shape = (piece.end - piece.start, params.kv_heads, per_kv, params.head_size)
     grouped = query[piece.start : piece.end].reshape(shape).permute(1, 2, 0, 3)  # [kv_heads, per_kv, n, head_size]
     key, value = (x.transpose(0, 1)[:, None].expand(-1, per_kv, -1, -1) for x in (key, value))
-    found = _attend(params, (*shape[1:3], 1, 1), grouped, key, value, piece.mask, causal=piece.mask is None)
+    mask, heads = piece.mask, (*shape[1:3], 1, 1)
+    if piece.ahead is not None:
+        assert mask is not None, "where distances matter, causality is in the mask"
+        mask = mask + _distance_bias(params, piece.ahead).view(*heads[:2], *piece.ahead.shape)
+    found = _attend(params, heads, grouped, key, value, mask, causal=piece.causal and mask is None)
     out[piece.start : piece.end].view(shape).copy_(found.permute(2, 0, 1, 3))
+
+
+def _distance_bias(params: AttentionParams, ahead: torch.Tensor) -> torch.Tensor:
+    """Return what each head's scores of keys so far ahead get: [heads, *ahead.shape] float32."""
+    assert params.distance_bias is not None, "distances were asked for"
+    reach = params.distance_bias.shape[1] // 2
+    return params.distance_bias[:, ahead.clamp(-reach, reach) + reach]
 
 
 def _is_plain(params: AttentionParams) -> bool:

@@ -31,6 +31,10 @@ class Reach:
 
     window: int | None
     chunk: int | None
+    causal: bool = True
+    """False: every token sees all there is."""
+    distances: bool = False
+    """Its layers need to know how far each key is."""
 
     def first(self, position: int) -> int:
         """Return the first position that the token at `position` sees."""
@@ -52,6 +56,8 @@ class Bucket:
     length: int
     mask: torch.Tensor | None
     """[n, 1, 1, length] to add to scores; None: nothing is padded."""
+    ahead: torch.Tensor | None
+    """[n, 1, length] int64: keys' positions minus the query's, where layers need to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,11 @@ class Piece:
     slots: torch.Tensor | None
     """[num_keys] int64; None: the keys are those of these very tokens."""
     mask: torch.Tensor | None
-    """[end - start, num_keys] to add to scores; None: causal, as many keys as queries."""
+    """[end - start, num_keys] to add to scores; None: what `causal` says."""
+    causal: bool
+    """Without a mask: as many keys as queries, and those behind a query are hidden; else nothing is."""
+    ahead: torch.Tensor | None = None
+    """[end - start, num_keys] int64, as of a bucket."""
 
 
 class StepPlan:
@@ -111,13 +121,18 @@ class StepPlan:
             mask = self._hide(positions >= facts[2][:, None])[:, None, None]
         whole = len(sequences) == inputs.query_starts[-1]
         positions = positions.minimum(facts[2][:, None] - 1)
-        return Bucket(None if whole else facts[3], self._slots(facts[0], positions).flatten(), longest, mask)
+        ahead = (positions - facts[2][:, None] + 1)[:, None] if reach.distances else None
+        return Bucket(None if whole else facts[3], self._slots(facts[0], positions).flatten(), longest, mask, ahead)
 
     def _pieces(self, reach: Reach, score_elements: int) -> list[Piece]:
         pieces = []
         for i, kv_len in enumerate(self._inputs.kv_lens):
             begin, end = self._inputs.query_starts[i], self._inputs.query_starts[i + 1]
             at, offset = begin, kv_len - end  # position = place + offset
+            if end - begin > 1 and not reach.causal:
+                slots = self._slots(torch.tensor([i]).to(self.slots.device), self._range(kv_len)[None]).flatten()
+                pieces.append(Piece(begin, end, slots, None, causal=False))
+                continue
             while at < end and end - begin > 1:
                 until = _piece_end(reach, at + offset, kv_len, score_elements) - offset
                 pieces.append(self._piece(reach, i, at, until, offset))
@@ -127,8 +142,8 @@ class StepPlan:
     def _piece(self, reach: Reach, sequence: int, start: int, end: int, offset: int) -> Piece:
         first, newest = reach.first(start + offset), end + offset - 1
         own = first == start + offset  # nothing before these tokens is seen
-        if own and reach.first(newest) == first:
-            return Piece(start, end, None, None)
+        if own and reach.first(newest) == first and not reach.distances:
+            return Piece(start, end, None, None, causal=True)
         queries = self._range(end - start)[:, None] + (start + offset)
         keys = self._range(newest + 1 - first) + first
         hidden = keys > queries
@@ -137,7 +152,7 @@ class StepPlan:
         if reach.chunk is not None:
             hidden |= keys < queries // reach.chunk * reach.chunk
         slots = None if own else self._slots(torch.full_like(keys, sequence), keys[:, None]).flatten()
-        return Piece(start, end, slots, self._hide(hidden))
+        return Piece(start, end, slots, self._hide(hidden), True, keys - queries if reach.distances else None)
 
     def _slots(self, sequences: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the slots of positions [n, m] of sequences [n]."""

@@ -25,6 +25,7 @@ _LENGTHS: Final = (
     "seq_length",
     "max_sequence_length",
     "n_ctx",
+    "max_target_positions",
 )
 _SAMPLING: Final = {
     "temperature": "temperature",
@@ -35,6 +36,8 @@ _SAMPLING: Final = {
     "max_new_tokens": "max_tokens",
 }
 """Fields of generation_config.json and the sampling parameters they are defaults of."""
+_STARTS: Final = ("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids")
+"""Facts of encoder-decoder models that newer checkpoints state in generation_config.json."""
 DEFAULT_CONTEXT: Final = 2048
 """Where the config states no length."""
 _SAMPLED_BYTES: Final = 1 << 16
@@ -62,6 +65,7 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
         raise ModelError(f"{folder} has no config.json, so nothing says what model it is. Give the model's folder.")
     stated = _merge(read_json(path), config.model.hf_overrides)
     generation, where = _generation(folder, config)
+    stated |= {key: generation[key] for key in _STARTS if stated.get(key) is None and key in generation}
     return ModelSource(
         name=name,
         architecture=_architecture(stated, path),

@@ -14,7 +14,7 @@ import torch
 from core.contracts import AttentionParams
 from core.kv_spec import FullAttention
 from core.plugin.fit import why_not
-from core.testing.attention_oracle import PagedSequences
+from core.testing.attention_oracle import CrossSequences, PagedSequences
 from core.testing.no_readback import no_readback
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ _REACHES: Final[tuple[dict[str, Any], ...]] = (
     {"softcap": 2.0, "window": 7},
     {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.02])},
     {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "window": 7},
+    {"distance_bias": torch.linspace(-2.0, 2.0, 4 * 21).view(4, 21)},
 )
-_FACTS: Final = ("window", "chunk", "softcap", "alibi", "sinks")
+_FACTS: Final = ("window", "chunk", "softcap", "alibi", "sinks", "distance_bias", "cross")
 _BLOCK_SIZES: Final = (1, 4, 16)
 _STEPS: Final = (
     {0: 1, 1: 15, 2: 16, 3: 17, 4: 33},
@@ -68,6 +69,18 @@ def check_equals_dense_attention(subject: Subject) -> None:
             for counts in _STEPS:
                 got, truth = sequences.step(counts)
                 where = f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, tokens {counts}"
+                _assert_close(where, got, truth, _TOLERANCE[dtype])
+
+
+def check_sees_all_of_what_an_encoder_made(subject: Subject) -> None:
+    """In a cross layer nothing is hidden; keys and values come once, in the step that encodes, apart from queries."""
+    for dtype, params in _variants(subject, reaches=({"causal": False},)):
+        for block_size in _BLOCK_SIZES:
+            kind = getattr(torch, dtype)
+            sequences = CrossSequences(_make(subject), params, [1, 16, 17, 70], block_size=block_size, dtype=kind)
+            for counts in ({0: 3, 1: 1, 3: 20}, {3: 1, 0: 1, 1: 1}, {1: 1, 2: 1, 0: 30}):
+                got, truth = sequences.step(counts)
+                where = f"{subject.entry.name}, a cross layer in {dtype}, blocks of {block_size}, tokens {counts}"
                 _assert_close(where, got, truth, _TOLERANCE[dtype])
 
 
@@ -119,6 +132,7 @@ def _variants(
         for reach in reaches:
             for head_size in _HEAD_SIZES:
                 facts: dict[str, Any] = {name: reach.get(name) is not None for name in _FACTS}
+                facts["cross"] = reach.get("causal") is False
                 facts |= {"device": "cpu", "dtype": dtype, "head_size": head_size, "isa": "none"}
                 if why_not(subject.entry, facts) is None:
                     yield dtype, AttentionParams(4, 2, head_size, head_size**-0.5, **reach)

@@ -66,7 +66,10 @@ def _attend_one(
     seen = torch.arange(first, length, device=query.device)
     if params.alibi is not None:
         scores = scores + params.alibi[:, None, None] * (seen - at)
-    visible = seen <= at
+    if params.distance_bias is not None:
+        reach = params.distance_bias.shape[1] // 2
+        scores = scores + params.distance_bias[:, (seen - at).clamp(-reach, reach) + reach]
+    visible = (seen <= at) | (not params.causal)  # what an encoder made is seen from everywhere
     if params.window is not None:
         visible &= seen > at - params.window
     if params.chunk is not None:

@@ -1,0 +1,135 @@
+"""The encoder of a model that has one: layers of the common kind whose tokens see all of their input.
+
+It runs in the step in which a request enters the batch, over the inputs of all that enter; nothing of it is cached but
+the keys and values that the decoder's layers make of what it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+from torch.nn.functional import conv1d
+
+from core.nn.activation import make_activation
+from core.nn.block import Block, join
+from core.nn.embedding import Embedding
+from core.nn.norm import optional_norm
+from core.nn.rotary import sinusoids
+from core.nn.weights import empty_parameter, place
+
+if TYPE_CHECKING:
+    from core.contracts import BuildContext
+    from core.model_spec import DecoderSpec, FramesSpec
+    from core.nn.weights import WeightMap
+    from core.step import EncoderInput
+
+
+POSITIONS_AT_ONCE: Final = 8192
+"""Inputs of more positions than this are encoded one after the other, so that a full batch needs no more memory."""
+
+
+class Frames(nn.Module):
+    """Two convolutions over three frames each; the second leaves out every other one."""
+
+    def __init__(self, spec: FramesSpec, hidden: int, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+        super().__init__()
+        self._size, self._dtype, self._device = spec.size, context.dtype, context.device
+        self._activate = make_activation(spec.activation, gated=False, prefix="", context=context, weights=weights)
+        for index, width in ((1, spec.size), (2, hidden)):
+            shapes: dict[str, tuple[int, ...]] = {"weight": (hidden, width, 3), "bias": (hidden,)}
+            for name, shape in shapes.items():
+                parameter = empty_parameter(*shape, dtype=context.dtype)
+                self.register_parameter(f"{name}{index}", parameter)
+                weights.add(f"{prefix.format(index)}.{name}", shape, partial(place, parameter))
+
+    def forward(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+        """Return [positions, hidden]."""
+        arrays = [torch.frombuffer(bytearray(one.features), dtype=torch.float32).view(one.shape) for one in inputs]
+        x = torch.stack(arrays).to(self._device, self._dtype, non_blocking=True)  # [n, size, frames]
+        x = self._activate(conv1d(x, self.get_parameter("weight1"), self.get_parameter("bias1"), padding=1))
+        x = self._activate(conv1d(x, self.get_parameter("weight2"), self.get_parameter("bias2"), 2, padding=1))
+        return x.transpose(1, 2).flatten(0, 1)
+
+
+def _portions(lengths: Sequence[int]) -> Iterator[slice]:
+    """Yield which inputs to encode together."""
+    start = held = 0
+    for index, length in enumerate(lengths):
+        if held and held + length > POSITIONS_AT_ONCE:
+            yield slice(start, index)
+            start, held = index, 0
+        held += length
+    yield slice(start, len(lengths))
+
+
+class Encoder(nn.Module):
+    """Turns inputs into what cross attention reads."""
+
+    def __init__(
+        self, decoder: DecoderSpec, embed: Embedding | None, context: BuildContext, weights: WeightMap
+    ) -> None:
+        """`embed` is the decoder's, which serves here too where the encoder's names have no other."""
+        super().__init__()
+        spec, hidden = decoder.encoder, decoder.hidden_size
+        assert spec is not None, "there is no encoder"
+        names = spec.names
+        self.spec, self._device = spec, context.device
+        self.max_len = spec.max_len or decoder.max_positions
+        self.frames: Frames | None = None
+        self.embed: Embedding | None = None
+        if spec.frames is not None:
+            self.frames = Frames(spec.frames, hidden, context, weights, names.frames)
+        elif names.embed == decoder.names.embed:
+            self.embed = embed
+        else:
+            self.embed = Embedding(spec.vocab_size, hidden, context, weights, names.embed)
+        rows = spec.learned_positions or (self.max_len if spec.sinusoidal_positions else 0)
+        table = empty_parameter(rows + spec.position_offset, hidden, dtype=context.dtype) if rows else None
+        self.positions: nn.Parameter | None
+        self.register_parameter("positions", table)
+        if table is not None and spec.learned_positions:
+            weights.add(f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor))
+        self.embed_norm = optional_norm(spec.embed_norm, hidden, context, weights, names.embed_norm)
+        own = replace(decoder, names=names, encoder=None, layer_inputs=None)
+        self.layers = nn.ModuleList(
+            Block(layer, own, names.layer.format(index), None, context, weights)
+            for index, layer in enumerate(spec.layers)
+        )
+        self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
+
+    def finish(self) -> None:
+        """Compute what no checkpoint holds, once its tensors are in."""
+        kind = self.spec.sinusoidal_positions
+        if kind and self.positions is not None:
+            self.positions.data.copy_(sinusoids(*self.positions.shape, wide=kind == "wide"))
+
+    def forward(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+        """Return [sum of lengths, hidden], input after input."""
+        made = [self._encode(inputs[part]) for part in _portions([one.length for one in inputs])]
+        return made[0] if len(made) == 1 else torch.cat(made)
+
+    def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+        lengths = [one.length for one in inputs]
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device, non_blocking=True)
+        x = self._enter(inputs)
+        if self.positions is not None:
+            x = x + self.positions[positions + self.spec.position_offset]
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        residual: torch.Tensor | None = None
+        for block in self.layers:
+            x, residual = block(x, residual, positions, [lengths])
+        return join(self.norm, x, residual)[0]
+
+    def _enter(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+        if self.frames is not None:
+            return self.frames(inputs)  # type: ignore[no-any-return]
+        assert self.embed is not None, "it reads frames or tokens"
+        ids = torch.tensor([token for one in inputs for token in one.token_ids])
+        x: torch.Tensor = self.embed(ids.to(self._device, non_blocking=True))
+        return x if self.spec.embed_scale == 1.0 else x * self.spec.embed_scale
