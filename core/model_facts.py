@@ -154,6 +154,13 @@ class ModelFacts:
         size = self.head_size(self.count("hidden_size"), heads) if size is None else self.count("head_dim", size)
         return {"heads": heads, "kv_heads": self.count("num_key_value_heads", heads), "head_size": size}
 
+    def num_labels(self) -> int:
+        """Return how many labels a classifier has; two where nothing is said, as transformers has it."""
+        labels = self.get("id2label")
+        if self.get("num_labels") is None and isinstance(labels, Mapping) and labels:
+            return len(labels)
+        return self.count("num_labels", 2)
+
     def part(self, name: str) -> ModelFacts:
         """Return the fields of an object within the config; none where it is absent or null."""
         value = self.get(name)

@@ -142,6 +142,8 @@ class MlpSpec:
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    out_bias: bool | None = None
+    """Whether the last product has one where it differs from the first."""
     inner_norm: NormSpec | None = None
     """Normalises what the activation gives, before the last product."""
     gate_scale: float = 1.0

@@ -60,6 +60,8 @@ class WeightNames:
     down: str = "mlp.down_proj"
     gate_up: str = ""
     """Set when the checkpoint keeps gate and up in one tensor."""
+    up_first: bool = False
+    """That tensor keeps up before gate."""
     mlp_inner: str = "mlp.ffn_sub_norm"
     activation: str = "mlp.act_fn"
     """Where the parameters of an activation are that has some."""

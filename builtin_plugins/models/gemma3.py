@@ -1,7 +1,12 @@
 """Gemma 3, text: Gemma 2 with norms on query and key heads and rotary positions of their own in windowed layers."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from dataclasses import replace
 
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, PoolingSpec, WeightNames, hookimpl
+
+HERE = "builtin_plugins.models.gemma3"
+BARE = ((r"^(?!model\.)(embed_tokens|layers|norm)\.", r"model.\1."),)
+"""Checkpoints of the bare model leave out what its names begin with."""
 NAMES = WeightNames(
     attention_out="post_attention_layernorm",
     mlp_in="pre_feedforward_layernorm",
@@ -12,13 +17,19 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("Gemma3ForCausalLM", "builtin_plugins.models.gemma3:spec", "Gemma 3, text only")]
+    return [
+        Entry("Gemma3ForCausalLM", f"{HERE}:spec", "Gemma 3, text only"),
+        Entry("Gemma3TextModel", f"{HERE}:embedding", "Gemma 3 for embeddings"),
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Gemma 3 text config."""
     facts = ModelFacts(hf_config)
-    facts.refuse("use_bidirectional_attention")
+    both = facts.flag("use_bidirectional_attention")
+    window = facts.window(4096)
+    if both and window is not None:
+        window = window // 2 + 1  # stated for both sides together
     norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6), offset=1.0)
     mlp = facts.mlp(activation=facts.activation("hidden_activation", "gelu_pytorch_tanh"))
     bias = facts.flag("attention_bias")
@@ -29,9 +40,10 @@ def spec(hf_config: object) -> DecoderSpec:
         LayerSpec(
             attention=facts.attention(
                 **facts.heads(256),
-                rope=full if window is None else local,
+                rope=full if reach is None else local,
                 scale=facts.number("query_pre_attn_scalar", 256) ** -0.5,
-                window=window,
+                window=reach,
+                causal=not both,
                 qk_norm=norm,
                 qkv_bias=bias,
                 out_bias=bias,
@@ -42,7 +54,7 @@ def spec(hf_config: object) -> DecoderSpec:
             mlp_in=norm,
             mlp_out=norm,
         )
-        for window in facts.windows(facts.window(4096), full_every=facts.count("sliding_window_pattern", 6))
+        for reach in facts.windows(window, full_every=facts.count("sliding_window_pattern", 6))
     )
     return DecoderSpec(
         **facts.decoder(tied=True),
@@ -52,3 +64,8 @@ def spec(hf_config: object) -> DecoderSpec:
         logit_softcap=facts.number_or_none("final_logit_softcapping"),
         names=NAMES,
     )
+
+
+def embedding(hf_config: object) -> DecoderSpec:
+    """Return the facts of a model without a head, such as EmbeddingGemma."""
+    return replace(spec(hf_config), pooling=PoolingSpec(pooler="mean"), names=replace(NAMES, rename=BARE))

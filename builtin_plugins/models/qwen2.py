@@ -1,12 +1,22 @@
 """Qwen2 and Qwen2.5: Llama's shape with biases on query, key and value, and windows in the later layers if asked."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, hookimpl
+from dataclasses import replace
+
+from core.api import DecoderSpec, DenseSpec, Entry, LayerSpec, ModelFacts, NormSpec, PoolingSpec, hookimpl
+
+HERE = "builtin_plugins.models.qwen2"
+STEP_TAG = 151651
+"""The token that ends a step in the published model."""
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
-    return [Entry("Qwen2ForCausalLM", "builtin_plugins.models.qwen2:spec", "Qwen2 and Qwen2.5")]
+    """Return the architectures."""
+    return [
+        Entry("Qwen2ForCausalLM", f"{HERE}:spec", "Qwen2 and Qwen2.5"),
+        Entry("Qwen2ForRewardModel", f"{HERE}:reward", "Qwen2 with a score of each token"),
+        Entry("Qwen2ForProcessRewardModel", f"{HERE}:process_reward", "Qwen2 with a verdict on each step"),
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -24,3 +34,22 @@ def spec(hf_config: object) -> DecoderSpec:
         for window in facts.windows(size, full_below=facts.count("max_window_layers", 28, least=0))
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm)
+
+
+def reward(hf_config: object) -> DecoderSpec:
+    """Return the facts of a reward model: two products behind every token."""
+    return replace(
+        spec(hf_config), pooling=PoolingSpec(task="classify", per_token=True, head=_score(hf_config, 1), last="none")
+    )
+
+
+def process_reward(hf_config: object) -> DecoderSpec:
+    """Return the facts of a model that judges steps: probabilities of bad and good where one ends."""
+    head = _score(hf_config, 2)
+    steps = PoolingSpec(task="classify", per_token=True, token_pooler="step", head=head, step_tag_id=STEP_TAG)
+    return replace(spec(hf_config), pooling=steps)
+
+
+def _score(hf_config: object, width: int) -> tuple[DenseSpec, ...]:
+    hidden = ModelFacts(hf_config).count("hidden_size")
+    return DenseSpec(name="score.0", width=hidden, activation="relu"), DenseSpec(name="score.2", width=width)

@@ -54,7 +54,7 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
         executor.shutdown()
         raise
     num_blocks = sum(pool.num_blocks - NULL_BLOCKS for pool in layout.pools)
-    config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_blocks))
+    config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_blocks or None))
     log.info(
         "%s is ready after %.1f s: %s, context %d, %d KV blocks of %d tokens",
         source.name,

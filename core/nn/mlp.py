@@ -44,6 +44,7 @@ class Mlp(nn.Module):
             split="rows",
             bias=spec.bias,
             transposed=names.transposed,
+            order=[1, 0] if fused and names.up_first else None,
         )
         self.down = Linear(
             context,
@@ -52,7 +53,7 @@ class Mlp(nn.Module):
             spec.width,
             [Slice("down", hidden)],
             split="columns",
-            bias=spec.bias,
+            bias=spec.bias if spec.out_bias is None else spec.out_bias,
             transposed=names.transposed,
         )
         self.activate = make_activation(

@@ -57,11 +57,10 @@ class Dense(nn.Module):
         self.weight = self._expect("weight", (spec.width, width), f"{spec.name}.weight", weights)
         self.bias = self._expect("bias", (spec.width,), f"{spec.name}.bias", weights) if spec.bias else None
         self._norm: NormSpec | None = spec.norm
-        self.norm_weight = self.norm_bias = None
-        if spec.norm is not None:
-            self.norm_weight = self._expect("norm_weight", (spec.width,), f"{spec.norm_name}.weight", weights)
-            if spec.norm.bias:
-                self.norm_bias = self._expect("norm_bias", (spec.width,), f"{spec.norm_name}.bias", weights)
+        norm, name = spec.norm, spec.norm_name
+        self.norm_weight = self._expect("norm_weight", (spec.width,), f"{name}.weight", weights) if norm else None
+        has_bias = norm is not None and norm.bias
+        self.norm_bias = self._expect("norm_bias", (spec.width,), f"{name}.bias", weights) if has_bias else None
 
     def _expect(self, name: str, shape: tuple[int, ...], stored: str, weights: WeightMap) -> nn.Parameter:
         parameter = empty_parameter(*shape, dtype=torch.float32)

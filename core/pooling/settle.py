@@ -79,7 +79,7 @@ def settle(
         raise ConfigError(f"--runner pooling: the architecture {name!r} does not say how it is pooled; leave it out.")
     chosen = stated or wanted or by_name or PoolingSpec()
     if not chosen.head and chosen.task == "classify" and not chosen.logits:
-        score = DenseSpec(name="score", width=num_labels(source.hf_config), bias=chosen.per_token)
+        score = DenseSpec(name="score", width=ModelFacts(source.hf_config).num_labels(), bias=chosen.per_token)
         chosen = replace(chosen, head=(score,))
     chosen = _by_files(chosen, source)
     chosen = _by_user(chosen, model.pooler_config or {}, registry)
@@ -124,15 +124,6 @@ def fit(config: EngineConfig, spec: Any) -> EngineConfig:
         scheduler=replace(config.scheduler, enable_chunked_prefill=False),
         cache=replace(config.cache, enable_prefix_caching=False),
     )
-
-
-def num_labels(hf_config: Any) -> int:
-    """Return how many labels a config names; two where it says nothing, as transformers has it."""
-    facts = ModelFacts(hf_config)
-    labels = facts.get("id2label")
-    if facts.get("num_labels") is None and isinstance(labels, Mapping):
-        return len(labels)
-    return facts.count("num_labels", 2)
 
 
 def bare_names(names: WeightNames) -> WeightNames:

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from core.errors import ConfigError, did_you_mean
 from core.testing.shrunken import causal_types, shrunken_config
 from core.testing.tiny_configs import DENSE, ENCODER_DECODERS, GPT_LIKE, MIXTURES, RECURRENT, UNLIKE_OTHERS, VOCAB
+from core.testing.tiny_encoders import POOLED
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -140,7 +141,7 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a tiny random float32 checkpoint and its tokenizer to `folder` and return it.
 
-    `architecture` is one of ours, or a model type that transformers has a causal language model for. `overrides` are fields of the config; `torch_dtype="bfloat16"` stores the weights in another dtype. Equal
+    `architecture` is one of ours, generating or pooled, or a model type that transformers has a causal language model for. `overrides` are fields of the config; `torch_dtype="bfloat16"` stores the weights in another dtype. Equal
     arguments give equal files.
     """
     dtype = getattr(torch, overrides.pop("torch_dtype", "float32"))
@@ -170,6 +171,10 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
 
     Raises `ConfigError` for an unknown one.
     """
+    ends: dict[str, int | None] = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1}
+    if architecture in POOLED:
+        config_class, facts = POOLED[architecture]
+        return getattr(transformers, config_class)(**deepcopy({**ends, **facts, **overrides}))
     types = causal_types()
     own, known = types.get(architecture, architecture), {**ARCHITECTURES, **ENCODER_DECODERS}
     config_class, facts = known.get(own, ("", {}))
@@ -180,10 +185,10 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
         if own in by_name:
             return shrunken_config(by_name[own], **overrides)
         raise ConfigError(
-            f"no tiny checkpoint for {architecture!r}; available: {', '.join(known)}"
-            f"{did_you_mean(architecture, [*known, *types])}"
+            f"no tiny checkpoint for {architecture!r}; available: {', '.join([*known, *POOLED])}"
+            f"{did_you_mean(architecture, [*known, *POOLED, *types])}"
         )
-    ends = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1, "pad_token_id": None}
+    ends["pad_token_id"] = None
     return getattr(transformers, config_class)(**deepcopy({**ends, **facts, **overrides}))  # it changes what is nested
 
 

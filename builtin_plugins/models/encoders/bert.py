@@ -1,0 +1,245 @@
+"""BERT and its relatives: learned positions, norms behind each sum, plain MLPs, attention to both sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from builtin_plugins.models.encoders.heads import IGNORED, bare, dense, pooling, refuse_other_positions
+from builtin_plugins.models.encoders.rotary import jina
+from core.api import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelError,
+    ModelFacts,
+    NormSpec,
+    RelativeSpec,
+    WeightNames,
+)
+
+
+def names_of(prefix: str) -> WeightNames:
+    """Return where a checkpoint of BERT's form keeps its parts."""
+    return WeightNames(
+        embed=f"{prefix}.embeddings.word_embeddings",
+        positions=f"{prefix}.embeddings.position_embeddings",
+        token_types=f"{prefix}.embeddings.token_type_embeddings",
+        embed_norm=f"{prefix}.embeddings.LayerNorm",
+        layer=f"{prefix}.encoder.layer.{{}}",
+        q="attention.self.query",
+        k="attention.self.key",
+        v="attention.self.value",
+        o="attention.output.dense",
+        attention_out="attention.output.LayerNorm",
+        up="intermediate.dense",
+        down="output.dense",
+        mlp_out="output.LayerNorm",
+        rename=bare(prefix, "embeddings", "embeddings_project", "encoder", "pooler"),
+        ignored=IGNORED,
+    )
+
+
+def layer_of(facts: ModelFacts, norm: NormSpec, relative: RelativeSpec | None) -> LayerSpec:
+    """Return one layer of BERT's form."""
+    attention = facts.attention(rope=None, causal=False, qkv_bias=True, out_bias=True, relative=relative)
+    mlp = facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True)
+    return LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, norm_sum=True)
+
+
+def spec_of(
+    facts: ModelFacts, names: WeightNames, sequence: tuple[DenseSpec, ...], *, offset: int = 0, types: int = 2, relative: RelativeSpec | None = None
+) -> DecoderSpec:
+    """Return a model of BERT's form; position 0 is row `offset` of its table."""
+    refuse_other_positions(facts)
+    norm = facts.layer_norm(eps=1e-12)
+    positions = facts.num_positions(default=512) - offset
+    return DecoderSpec(
+        vocab_size=facts.count("vocab_size"),
+        hidden_size=facts.count("hidden_size"),
+        max_positions=positions,
+        learned_positions=positions,
+        position_offset=offset,
+        token_types=facts.count("type_vocab_size", types, least=0) if types else 0,
+        layers=(layer_of(facts, norm, relative),) * facts.num_layers(),
+        norm=None,
+        embed_norm=norm,
+        pooling=pooling(facts, sequence),
+        names=names,
+    )
+
+
+def bert(hf_config: object) -> DecoderSpec:
+    """Return the facts of a BERT config."""
+    facts = ModelFacts(hf_config)
+    return spec_of(facts, names_of("bert"), (dense("bert.pooler.dense", facts.count("hidden_size"), "tanh"),))
+
+
+def roberta(hf_config: object) -> DecoderSpec:
+    """Return the facts of a RoBERTa config: positions begin behind the padding token's."""
+    facts = ModelFacts(hf_config)
+    if facts.get("position_embedding_type") == "rotary":
+        return jina(hf_config)
+    head = dense("classifier.dense", facts.count("hidden_size"), "tanh"), dense_out(facts)
+    return spec_of(facts, names_of("roberta"), head, offset=facts.count("pad_token_id", 1, least=0) + 1, types=1)
+
+
+def dense_out(facts: ModelFacts) -> DenseSpec:
+    """Return the last product of RoBERTa's classifier."""
+    return DenseSpec(name="classifier.out_proj", width=facts.num_labels())
+
+
+def electra(hf_config: object) -> DecoderSpec:
+    """Return the facts of an ELECTRA config: embeddings may be narrower than the layers."""
+    facts = ModelFacts(hf_config)
+    hidden = facts.count("hidden_size")
+    names = replace(
+        names_of("electra"),
+        embed_in="electra.embeddings_project",
+        ignored=(*IGNORED, "discriminator_predictions.*", "generator_*"),
+    )
+    spec = spec_of(facts, names, (dense("classifier.dense", hidden, "gelu"), dense_out(facts)))
+    return replace(spec, embed_size=facts.count("embedding_size", 128), embed_in_last=True)
+
+
+def mpnet(hf_config: object) -> DecoderSpec:
+    """Return the facts of an MPNet config: distances bear on the scores."""
+    facts = ModelFacts(hf_config)
+    names = replace(
+        names_of("mpnet"),
+        q="attention.attn.q",
+        k="attention.attn.k",
+        v="attention.attn.v",
+        o="attention.attn.o",
+        attention_out="attention.LayerNorm",
+        relative="mpnet.encoder.relative_attention_bias",
+    )
+    head = dense("classifier.dense", facts.count("hidden_size"), "tanh"), dense_out(facts)
+    offset = facts.count("pad_token_id", 1, least=0) + 1
+    relative = RelativeSpec(facts.count("relative_attention_num_buckets", 32), both_ways=True)
+    return spec_of(facts, names, head, offset=offset, types=0, relative=relative)
+
+
+def albert(hf_config: object) -> DecoderSpec:
+    """Return the facts of an ALBERT config: groups of layers share their weights."""
+    facts = ModelFacts(hf_config)
+    if facts.count("inner_group_num", 1) != 1:
+        raise ModelError("inner_group_num in config.json is more than 1, which this architecture does not serve.")
+    count, groups, hidden = facts.num_layers(), facts.count("num_hidden_groups", 1), facts.count("hidden_size")
+    names = replace(
+        names_of("albert"),
+        layer="albert.encoder.albert_layer_groups.{}.albert_layers.0",
+        embed_in="albert.encoder.embedding_hidden_mapping_in",
+        q="attention.query",
+        k="attention.key",
+        v="attention.value",
+        o="attention.dense",
+        attention_out="attention.LayerNorm",
+        up="ffn",
+        down="ffn_output",
+        mlp_out="full_layer_layer_norm",
+        ignored=(*IGNORED, "predictions.*", "sop_classifier.*"),
+    )
+    return replace(
+        spec_of(facts, names, (dense("albert.pooler", hidden, "tanh"),)),
+        embed_size=facts.count("embedding_size", 128),
+        embed_in_last=True,
+        stored_layers=tuple(index * groups // count for index in range(count)),
+    )
+
+
+def distilbert(hf_config: object) -> DecoderSpec:
+    """Return the facts of a DistilBERT config, whose fields have names of their own."""
+    facts = ModelFacts(hf_config)
+    hidden, heads = facts.count("dim"), facts.count("n_heads", 12)
+    names = WeightNames(
+        embed="distilbert.embeddings.word_embeddings",
+        positions="distilbert.embeddings.position_embeddings",
+        embed_norm="distilbert.embeddings.LayerNorm",
+        layer="distilbert.transformer.layer.{}",
+        q="attention.q_lin",
+        k="attention.k_lin",
+        v="attention.v_lin",
+        o="attention.out_lin",
+        attention_out="sa_layer_norm",
+        up="ffn.lin1",
+        down="ffn.lin2",
+        mlp_out="output_layer_norm",
+        rename=bare("distilbert", "embeddings", "transformer"),
+        ignored=(*IGNORED, "vocab_*"),
+    )
+    norm, positions = NormSpec("layer", eps=1e-12, bias=True), facts.num_positions(default=512)
+    attention = AttentionSpec(
+        heads=heads,
+        kv_heads=heads,
+        head_size=facts.head_size(hidden, heads),
+        causal=False,
+        qkv_bias=True,
+        out_bias=True,
+    )
+    activation = facts.activation("activation", "gelu")
+    mlp = MlpSpec(width=facts.count("hidden_dim", 3072), activation=activation, gated=False, bias=True)
+    layer = LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, norm_sum=True)
+    return DecoderSpec(
+        vocab_size=facts.count("vocab_size"),
+        hidden_size=hidden,
+        max_positions=positions,
+        learned_positions=positions,
+        layers=(layer,) * facts.num_layers("n_layers"),
+        norm=None,
+        embed_norm=norm,
+        pooling=pooling(facts, (dense("pre_classifier", hidden, "relu"),)),
+        names=names,
+    )
+
+
+def t5(hf_config: object) -> DecoderSpec:
+    """Return the facts of a T5 encoder: distances instead of positions, scores that are not scaled."""
+    facts = ModelFacts(hf_config)
+    norm, heads = NormSpec(eps=facts.number("layer_norm_epsilon", 1e-6)), facts.count("num_heads", 8)
+    kind = str(facts.get("feed_forward_proj", "relu"))
+    gated, activation = kind.startswith("gated-"), kind.removeprefix("gated-")
+    names = WeightNames(
+        embed="shared",
+        layer="encoder.block.{}",
+        attention_in="layer.0.layer_norm",
+        q="layer.0.SelfAttention.q",
+        k="layer.0.SelfAttention.k",
+        v="layer.0.SelfAttention.v",
+        o="layer.0.SelfAttention.o",
+        mlp_in="layer.1.layer_norm",
+        gate="layer.1.DenseReluDense.wi_0",
+        up=f"layer.1.DenseReluDense.{'wi_1' if gated else 'wi'}",
+        down="layer.1.DenseReluDense.wo",
+        final_norm="encoder.final_layer_norm",
+        relative="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        ignored=("encoder.embed_tokens.weight", "decoder.*", "lm_head.*"),
+    )
+    relative = RelativeSpec(
+        facts.count("relative_attention_num_buckets", 32),
+        facts.count("relative_attention_max_distance", 128),
+        both_ways=True,
+    )
+    attention = AttentionSpec(
+        heads=heads,
+        kv_heads=heads,
+        head_size=facts.count("d_kv", 64),
+        causal=False,
+        scale=1.0,
+        relative=relative,
+    )
+    known = {"relu": "relu", "gelu": "gelu_tanh" if gated else "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+    if activation not in known:
+        raise ModelError(f"feed_forward_proj {kind!r} in config.json is not known; known: {', '.join(known)}.")
+    mlp = MlpSpec(width=facts.count("d_ff", 2048), activation=known[activation], gated=gated)
+    return DecoderSpec(
+        vocab_size=facts.count("vocab_size"),
+        hidden_size=facts.count("d_model"),
+        max_positions=facts.num_positions("n_positions", 512),
+        layers=(LayerSpec(attention=attention, mlp=mlp, attention_in=norm, mlp_in=norm),)
+        * facts.num_layers("num_layers"),
+        norm=norm,
+        pooling=replace(pooling(facts, ()), pooler="mean"),
+        names=names,
+    )
