@@ -1,0 +1,96 @@
+"""Every pooled architecture against transformers: float32, tiny random weights, every particular feature on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from core import LLM
+from core.testing.checkpoints import VOCAB, make_checkpoint
+from core.testing.tiny_encoders import POOLED
+
+TOLERANCE = 1e-4
+LENGTHS = (70, 3, 41)
+"""Longer than every window and than the distances told apart exactly, and one that is not."""
+ALWAYS = ("Model", "BertForSequenceClassification", "BertForTokenClassification", "Qwen3ForSequenceClassification")
+
+
+def architectures() -> list[Any]:
+    """Return all; most heads run under `make test-all` only."""
+    rare = {"XLMRobertaModel", "LlamaModel", "Qwen2Model", "Qwen3Model"}
+    return [
+        pytest.param(name, marks=[] if name.endswith(ALWAYS) and name not in rare else pytest.mark.slow)
+        for name in sorted(POOLED)
+    ]
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(5, VOCAB - 3, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def open_engine(folder: Path, **settings: Any) -> LLM:
+    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1, "log_level": "error"}
+    return LLM(str(folder), **(defaults | {"kv_cache_memory_bytes": 1 << 22} | settings))
+
+
+@torch.inference_mode()
+def by_transformers(architecture: str, folder: Path, ids: list[int]) -> torch.Tensor:
+    """Return what transformers makes of a prompt, pooled and finished as the engine does by default."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model_class = getattr(transformers, architecture)
+    model = model_class.from_pretrained(folder, config=config, attn_implementation="eager", dtype=torch.float32)
+    ones = torch.ones(1, len(ids), dtype=torch.long)
+    out = model.eval()(torch.tensor([ids]), attention_mask=ones, output_hidden_states=True)
+    if "Classification" in architecture:
+        return out.logits[0].softmax(-1)
+    hidden = out.hidden_states[-1][0] if "MaskedLM" in architecture else out.last_hidden_state[0]
+    if architecture in ("T5EncoderModel", "Gemma3TextModel"):
+        pooled = hidden.mean(0)
+    else:
+        pooled = hidden[-1] if architecture.startswith(("Llama", "Qwen")) else hidden[0]
+    return torch.nn.functional.normalize(pooled, dim=0)
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_embeddings_and_scores_equal_transformers(architecture: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(architecture, tmp_path, seed=1)
+    expected = [by_transformers(architecture, folder, ids) for ids in prompts()]
+    with open_engine(folder) as llm:
+        assert llm.config.model.runner == "pooling"
+        together = llm.encode(prompts(), use_tqdm=False)
+        alone = llm.encode(prompts()[0], use_tqdm=False)
+    for output, wanted in zip([*together, *alone], [*expected, expected[0]], strict=True):
+        torch.testing.assert_close(output.outputs.data, wanted, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel", "MPNetModel", "DebertaV2Model"])
+def test_the_order_of_tokens_and_what_comes_behind_matters(architecture: str, tmp_path: Path) -> None:
+    ids = prompts()[0]
+    changed = [*ids[:-2], ids[-1], ids[-2]]
+    with open_engine(make_checkpoint(architecture, tmp_path, seed=1)) as llm:
+        first, second = llm.encode([ids, changed], pooling_task="token_embed", use_tqdm=False)
+    assert (first.outputs.data[-10] - second.outputs.data[-10]).abs().max() > 1e-3
+
+
+def test_old_names_of_norms_and_of_the_bare_model_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = make_checkpoint("BertForMaskedLM", tmp_path, seed=1)
+    ids = prompts()[0]
+    with open_engine(folder) as llm:
+        expected = llm.embed(ids, use_tqdm=False)[0].outputs.embedding
+    tensors = load_file(folder / "model.safetensors")
+    old = {
+        name.removeprefix("bert.")
+        .replace("LayerNorm.weight", "LayerNorm.gamma")
+        .replace("LayerNorm.bias", "LayerNorm.beta"): t
+        for name, t in tensors.items()
+    }
+    save_file(old, folder / "model.safetensors")
+    with open_engine(folder) as llm:
+        assert llm.embed(ids, use_tqdm=False)[0].outputs.embedding == expected

@@ -1,0 +1,207 @@
+"""A pooling engine gives the same numbers however a request is run, and refuses what it cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core import LLM, AsyncLLM, PoolingParams, SamplingParams
+from core.errors import ConfigError, InvalidRequest, RequestFailed
+
+Checkpoint = Callable[..., Path]
+Open = Callable[..., LLM]
+
+WAYS: dict[str, dict[str, Any]] = {
+    "in chunks of 16": {"max_num_batched_tokens": 16},
+    "scheduling ahead": {"async_scheduling": True, "max_num_batched_tokens": 48},
+    "few rows": {"max_num_seqs": 2},
+    "without a prefix cache": {"enable_prefix_caching": False},
+    "hardly any blocks": {"num_gpu_blocks_override": 9, "max_num_batched_tokens": 32},
+}
+
+
+def numbers(llm: LLM, prompts: list[list[int]], task: str | None = None) -> list[torch.Tensor]:
+    return [output.outputs.data for output in llm.encode(prompts, pooling_task=task, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_however_it_is_run(way: str, checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
+    folder = checkpoint("Qwen3ForCausalLM")
+    with engine(folder, runner="pooling") as llm:
+        expected = [numbers(llm, [ids], task)[0] for task in ("embed", "token_embed") for ids in prompts]
+    with engine(folder, runner="pooling", **WAYS[way]) as llm:
+        for _ in range(2):  # the second time the prefix cache is warm
+            found = [x for task in ("embed", "token_embed") for x in numbers(llm, prompts, task)]
+            for ours, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pooler", ["mean", "cls", "max", "mean_sqrt_len", "weighted_mean"])
+def test_poolers_see_every_chunk(pooler: str, checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
+    folder, config = checkpoint("Qwen3ForCausalLM"), {"pooling_type": pooler.upper(), "normalize": False}
+    with engine(folder, runner="pooling", max_num_batched_tokens=16, pooler_config=config) as llm:
+        for ids, found in zip(prompts, numbers(llm, prompts), strict=True):
+            whole = numbers(llm, [ids], "token_embed")[0]
+            places = torch.arange(1, len(ids) + 1)[:, None]
+            expected = {
+                "mean": whole.mean(0),
+                "cls": whole[0],
+                "max": whole.amax(0),
+                "mean_sqrt_len": whole.sum(0) / len(ids) ** 0.5,
+                "weighted_mean": (whole * places).sum(0) / places.sum(),
+            }[pooler]
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_only_the_last_token_reads_the_prefix_cache(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
+    with engine(checkpoint("Qwen3ForCausalLM"), runner="pooling") as llm:
+        cached = [llm.encode(prompts[0], pooling_task=task, use_tqdm=False)[0].num_cached_tokens for task in TASKS]
+    assert cached == [0, 64, 0]
+
+
+TASKS = ("embed", "embed", "token_embed")
+
+
+def test_a_prompt_may_fill_the_whole_context(checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
+    full = (prompts[0] * 2)[:128]
+    for name in ("BertModel", "Qwen3ForCausalLM"):
+        with engine(checkpoint(name), runner="pooling") as llm:
+            assert len(numbers(llm, [full])[0]) == 64
+            with pytest.raises(InvalidRequest, match=r"has 129 tokens, but the context holds 128\."):
+                llm.embed([*full, 5], use_tqdm=False)
+
+
+def test_a_model_that_sees_both_sides_takes_whole_prompts(checkpoint: Checkpoint, engine: Open) -> None:
+    folder = checkpoint("BertModel")
+    with engine(folder, max_model_len=None) as llm:
+        assert llm.config.model.max_model_len == 256
+        assert not llm.config.scheduler.enable_chunked_prefill
+        assert not llm.config.cache.enable_prefix_caching
+    with pytest.raises(ConfigError, match="--max-num-batched-tokens 64 is smaller than the context of 128 tokens"):
+        engine(folder, max_num_batched_tokens=64)
+
+
+def test_positions_behind_the_padding_token_are_not_served(checkpoint: Checkpoint, engine: Open) -> None:
+    with engine(checkpoint("RobertaModel"), max_model_len=None) as llm:
+        assert llm.config.model.max_model_len == 254
+
+
+def test_a_pooler_that_fails_costs_its_request_alone(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    plugin = tmp_path / "picky.py"
+    plugin.write_text(PICKY)
+    settings = {"runner": "pooling", "pooler_config": {"pooling_type": "picky"}, "plugins": [str(plugin)]}
+    with engine(checkpoint("Qwen3ForCausalLM"), **settings) as llm:
+        with pytest.raises(RequestFailed, match=r"picky.*three tokens are too few"):
+            llm.embed(prompts, use_tqdm=False)
+        assert len(llm.embed(prompts[0], use_tqdm=False)[0].outputs.embedding) == 64
+
+
+PICKY = '''
+"""Refuses short prompts."""
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_poolers():
+    return [Entry("picky", Picky, "the second token")]
+
+
+class Picky:
+    whole = True
+    per_token = False
+
+    def pool(self, hidden, token_ids, params):
+        if len(token_ids) == 3:
+            raise ValueError("three tokens are too few")
+        return hidden[1:2]
+'''
+
+
+def test_a_pooling_engine_makes_no_tokens_and_a_generating_one_pools_nothing(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
+    folder = checkpoint("Qwen3ForCausalLM")
+    with engine(folder, runner="pooling") as llm, pytest.raises(InvalidRequest, match="makes no tokens"):
+        llm.generate(prompts, SamplingParams(max_tokens=2), use_tqdm=False)
+    with engine(folder) as llm:
+        assert llm.config.model.runner == "generate"
+        with pytest.raises(InvalidRequest, match="start it with --runner pooling"):
+            llm.embed(prompts, use_tqdm=False)
+
+
+def test_requests_beyond_the_model_are_refused_by_name(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
+    with engine(checkpoint("BertForSequenceClassification")) as llm:
+        refused: list[tuple[str, dict[str, Any]]] = [
+            (r"task: 'embed' is nothing this model does; it does classify, token_classify", {"task": "embed"}),
+            ("task: 'clasify' is none of .* did you mean 'classify'", {"task": "clasify"}),
+            ("dimensions: only embeddings can be cut", {"dimensions": 4}),
+            ("returned_token_ids: 7 is outside the 3 columns", {"returned_token_ids": [7]}),
+            ("truncate_prompt_tokens: must be at most 128", {"truncate_prompt_tokens": 500}),
+        ]
+        for message, fields in refused:
+            with pytest.raises(InvalidRequest, match=message):
+                llm.encode(prompts[0], PoolingParams(**fields), use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="pooling_params"):
+            llm.encode(prompts, [PoolingParams()], use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="has 3 texts for the 2 of data_2"):
+            llm.score(["a", "b", "c"], ["d", "e"], use_tqdm=False)
+
+
+def test_labels_without_activation_are_scores(checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
+    with engine(checkpoint("BertForSequenceClassification")) as llm:
+        plain = llm.classify(prompts, PoolingParams(use_activation=False), use_tqdm=False)
+        sure = llm.classify(prompts, use_tqdm=False)
+    for scores, probabilities in zip(plain, sure, strict=True):
+        expected = torch.tensor(scores.outputs.probs).softmax(-1)
+        torch.testing.assert_close(torch.tensor(probabilities.outputs.probs), expected)
+        assert probabilities.outputs.num_classes == 3
+
+
+def test_an_engine_in_a_process_of_its_own_pools_alike(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
+    folder = checkpoint("BertModel")
+    with engine(folder) as llm:
+        expected = numbers(llm, prompts)
+
+    async def ask() -> list[torch.Tensor]:
+        served = AsyncLLM(str(folder), dtype="float32", max_model_len=128, num_threads=1, log_level="error")
+        try:
+            found = []
+            for index, ids in enumerate(prompts):
+                async for output in served.encode(ids, PoolingParams(), str(index)):
+                    assert output.finished
+                    found.append(output.outputs.data)
+            with pytest.raises(InvalidRequest, match="is nothing this model does"):
+                await anext(served.encode(prompts[0], PoolingParams(task="classify"), "refused"))
+            return found
+        finally:
+            served.shutdown()
+
+    for ours, wanted in zip(asyncio.run(ask()), expected, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "Qwen3ForCausalLM", "MPNetModel", "T5EncoderModel"])
+def test_two_ranks_pool_alike(
+    name: str, ranks: dict[str, int], checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
+    with engine(checkpoint(name), runner="pooling") as llm:
+        expected = numbers(llm, prompts)
+    with engine(checkpoint(name), runner="pooling", **ranks) as llm:
+        for ours, wanted in zip(numbers(llm, prompts), expected, strict=True):
+            torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=0)
