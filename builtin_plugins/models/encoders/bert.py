@@ -49,7 +49,13 @@ def layer_of(facts: ModelFacts, norm: NormSpec, relative: RelativeSpec | None) -
 
 
 def spec_of(
-    facts: ModelFacts, names: WeightNames, sequence: tuple[DenseSpec, ...], *, offset: int = 0, types: int = 2, relative: RelativeSpec | None = None
+    facts: ModelFacts,
+    names: WeightNames,
+    sequence: tuple[DenseSpec, ...],
+    *,
+    offset: int = 0,
+    types: int = 2,
+    relative: RelativeSpec | None = None,
 ) -> DecoderSpec:
     """Return a model of BERT's form; position 0 is row `offset` of its table."""
     refuse_other_positions(facts)
