@@ -2,8 +2,9 @@
 
 from core.parsing.events import Call, Event, Reasoning, Text
 from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
+from core.parsing.json_text import Broken, read_json
 from core.parsing.output import OutputParser, ParsedDelta
-from core.parsing.scan import Broken, Scan
+from core.parsing.scan import Scan
 from core.parsing.values import typed_arguments, typed_value
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Text",
     "ToolFormat",
     "random_call_id",
+    "read_json",
     "typed_arguments",
     "typed_value",
 ]

@@ -25,18 +25,18 @@ class Brackets:
         self._quote = ""
         self._escaped = False
 
-    def end(self, text: str, at: int) -> int | None:
-        """Return the index behind the value's last character, or None if it goes on behind this text.
+    def end(self, text: str, at: int, stop: int) -> int | None:
+        """Return the index behind the value's last character, or None if it goes on behind `text[at:stop]`.
 
         Raises ValueError with the index of a character that cannot stand there.
         """
-        while at < len(text):
+        while at < stop:
             if self._quote:
-                at = self._string(text, at)
+                at = self._string(text, at, stop)
                 continue
-            found = self._interesting.search(text, at)
+            found = self._interesting.search(text, at, stop)
             if found is None:
-                if not self._open and text[at:].strip():
+                if not self._open and text[at:stop].strip():
                     raise ValueError(at)
                 return None
             at = found.start()
@@ -46,13 +46,13 @@ class Brackets:
                 return at
         return None
 
-    def _string(self, text: str, at: int) -> int:
+    def _string(self, text: str, at: int, stop: int) -> int:
         if self._escaped:
             self._escaped = False
             return at + 1
-        found = _STRING_END[self._quote].search(text, at)
+        found = _STRING_END[self._quote].search(text, at, stop)
         if found is None:
-            return len(text)
+            return stop
         if text[found.start()] == "\\":
             self._escaped = True
         else:

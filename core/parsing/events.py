@@ -13,6 +13,8 @@ class Text(msgspec.Struct, frozen=True):
 
     text: str
     specials: Ranges = ()
+    broken: bool = False
+    """It was begun as a call and is none: all of it is shown, special tokens too."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -36,8 +38,8 @@ Event = Text | Reasoning | Call
 
 
 def without_specials(event: Text | Reasoning) -> str:
-    """Return the text without the special tokens spelled in it."""
-    if not event.specials:
+    """Return the text without the special tokens spelled in it, unless all of it is to be shown."""
+    if not event.specials or (isinstance(event, Text) and event.broken):
         return event.text
     kept, at = [], 0
     for start, end in event.specials:

@@ -8,6 +8,7 @@ import msgspec
 
 from core.parsing.events import Call, Event, Ranges, Reasoning, Text, without_specials
 from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
+from core.parsing.json_text import Broken
 from core.parsing.scan import Scan
 
 
@@ -44,7 +45,7 @@ class _Stage:
         if self._reading is not None:
             try:
                 next(self._reading)
-            except StopIteration:
+            except (StopIteration, Broken):  # whatever it read last is content
                 self._reading = None
         if self._reading is None:
             self._scan.pass_on()

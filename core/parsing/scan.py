@@ -7,7 +7,6 @@ a client. Every character is read once.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
@@ -16,15 +15,15 @@ from typing import Any, Final
 
 from core.parsing.brackets import Brackets
 from core.parsing.events import Call, Event, Ranges, Reasoning, Text
+from core.parsing.json_text import Broken, read_json, write_json
 from core.parsing.markers import markers
 
 Waits = Generator[None, None, Any]
 """A primitive under way: it yields when it needs more text."""
 _NO_SPACE: Final = re.compile(r"\S")
-
-
-class Broken(Exception):
-    """What was read is not what the format says."""
+_NAME: Final = re.compile(r"[\w.:/\-]*")
+MAX_NAME: Final = 256
+"""Characters of a tool's name; longer is no name anybody gave."""
 
 
 class Scan:
@@ -33,14 +32,16 @@ class Scan:
     def __init__(self, by_id: frozenset[str] = frozenset()) -> None:
         """`by_id`: markers that are special tokens here; spelled out in other tokens they are ordinary text."""
         self._by_id = by_id
+        self._tokens: dict[str, tuple[int, ...]] = {}
+        """Where in markers such tokens are spelled."""
         self._text = ""
         self._at = 0
         """What stands before this was read; behind it is little, since primitives read all they can."""
         self._specials: list[tuple[int, int]] = []
         """Special tokens spelled in the text."""
         self._closed = False
-        self._raw: list[str] = []
-        """What was read since the attempt began, the marker in front of it included."""
+        self._raw: list[tuple[str, Ranges]] = []
+        """What was read since the attempt began, the marker in front of it included; special tokens in each piece."""
         self._events: list[Event] = []
         self._calls: list[Call] | None = None
         """Of the attempt under way; None outside of one."""
@@ -53,8 +54,9 @@ class Scan:
 
     def feed(self, text: str, specials: Ranges = ()) -> None:
         """Take more text, and where in it special tokens are spelled."""
-        kept, self._text = self._specials_in(self._at, len(self._text)), self._text[self._at :]
-        self._at = 0
+        at = self._at
+        kept = [(start - at, end - at) for start, end in self._specials_in(at, len(self._text))]
+        self._text, self._at = self._text[at:], 0
         have = len(self._text)
         self._specials = [*kept, *((start + have, end + have) for start, end in specials)]
         self._text += text
@@ -70,8 +72,7 @@ class Scan:
 
     def pass_on(self) -> None:
         """The format reads no more: show as content all there is."""
-        self._settle("".join(self._raw))
-        self._raw = []
+        self._settle()
         at = self._at
         specials = self._specials_in(at, len(self._text))
         self._say(self._read(len(self._text)), specials, Text, at)
@@ -92,10 +93,15 @@ class Scan:
         """Say whether all text is read and none comes."""
         return self._closed and self._at == len(self._text)
 
+    @property
+    def line_begins(self) -> bool:
+        """Say whether only white space stands in its line in front of the marker that `text` found."""
+        return self._fresh or "\n" in self._space[0]
+
     def text(self, *ends: str) -> Waits:
         """Show text as content up to the first of some markers; return the marker, or None at the end of the output.
 
-        The marker belongs to the attempt that follows: if that breaks, it is text as well.
+        The marker belongs to the attempt that follows: if that breaks, it is text as well. Without one it is layout.
         """
         return (yield from self._show(ends, Text))
 
@@ -121,9 +127,18 @@ class Scan:
     def before(self, *ends: str) -> Waits:
         """Return the text in front of the first of some markers, which stays unread. Raises `Broken` if none comes."""
         text, marker = yield from self.take(*ends)
-        self._at -= len(marker)
-        self._raw.pop()
+        self.unread(marker)
         return text
+
+    def unread(self, marker: str) -> None:
+        """Let the marker that was read last be the next to be read."""
+        self._at -= len(marker)
+        if self._raw:
+            self._raw.pop()
+
+    def drop(self) -> None:
+        """What was read since the attempt began says no call and is no text either: layout."""
+        self._raw = []
 
     def skip(self, *ends: str) -> Waits:
         """Leave out everything up to the first of some markers; return the marker, or None at the end."""
@@ -136,7 +151,42 @@ class Scan:
             yield
 
     def maybe(self, *texts: str) -> Waits:
-        """Skip white space and one of some texts if it follows; return which did, or None."""
+        """Skip white space and one of some texts if it follows; return which did, or None.
+
+        Outside of an attempt the text is layout, and white space with none behind it is content.
+        """
+        if self._calls is not None:
+            return (yield from self._follows(texts))
+        self._raw = []
+        found = yield from self._follows(texts)
+        if found is None:
+            self._settle()
+        self._raw = []
+        return found
+
+    def layout(self, *texts: str) -> Waits:
+        """Skip one of some texts where it follows directly behind a call, cut off at the end of the output or not."""
+        if self._fresh and (yield from self.maybe(*texts)) is None and self._closed:
+            rest = self._text[self._at :]
+            if any(text.startswith(rest) for text in texts):
+                self._at += len(rest)
+
+    def word(self) -> Waits:
+        """Return the name that follows: letters, digits and `_.:/-`. Raises `Broken` if there is none."""
+        yield from self._skip_space()
+        name = ""
+        while True:
+            found = _NAME.match(self._text, self._at, self._at + MAX_NAME - len(name))
+            name += self._read(self._at if found is None else found.end())
+            if len(name) == MAX_NAME:
+                raise Broken
+            if self._at < len(self._text) or self._closed:
+                if not name:
+                    raise Broken
+                return name
+            yield
+
+    def _follows(self, texts: Sequence[str]) -> Waits:
         yield from self._skip_space()
         longest_first = sorted(texts, key=len, reverse=True)
         while True:
@@ -157,53 +207,59 @@ class Scan:
             raise Broken
         return found
 
-    def json(self) -> Waits:
-        """Return the object or list that follows, read as JSON. Raises `Broken` if it is none."""
-        return read_json((yield from self.bracketed(json=True)))
+    def json(self, begun: str = "") -> Waits:
+        """Return the object or list that follows, read as JSON. Raises `Broken` if it is none.
 
-    def object(self) -> Waits:
+        `begun`: its first characters where they were read already.
+        """
+        return read_json((yield from self.bracketed(begun, json=True)))
+
+    def object(self, begun: str = "") -> Waits:
         """Return the object that follows, read as JSON. Raises `Broken` if it is none."""
-        value = yield from self.json()
+        value = yield from self.json(begun)
         if not isinstance(value, dict):
             raise Broken
         return value
 
-    def bracketed(self, *, json: bool = False) -> Waits:
+    def bracketed(self, begun: str = "", *, json: bool = False) -> Waits:
         """Return the text from an opening bracket to the one that closes it, brackets inside strings left out."""
         yield from self._skip_space()
-        brackets, parts = Brackets(json=json), []
+        brackets, parts = Brackets(json=json), [begun]
+        brackets.end(begun, 0, len(begun))
         while True:
-            at = self._at
+            special = self._specials_in(self._at, len(self._text))
+            stop = special[0][0] if special else len(self._text)
             try:
-                end = brackets.end(self._text, at)
+                end = brackets.end(self._text, self._at, stop)
             except ValueError as error:
                 self._read(int(error.args[0]))
                 raise Broken from error
-            special = self._specials_in(at, len(self._text) if end is None else end)
-            if special:
-                self._read(special[0][0])  # a special token is in no string
-                raise Broken
-            parts.append(self._read(len(self._text) if end is None else end))
+            parts.append(self._read(stop if end is None else end))
             if end is not None:
                 return "".join(parts)
-            if self._closed:
+            if special or self._closed:  # a special token is in no string
                 raise Broken
             yield
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Read something that may be broken: calls made inside count if all of it is whole, else it is all text."""
+        """Read something that may be broken: calls made inside count if all of it is whole, else it is all text.
+
+        So it is if no call was made.
+        """
         self._calls = []
         try:
             yield
         except Broken:
-            self._settle("".join(self._raw))
-        else:
-            if self._calls:
-                self._events += self._calls
-                self._layout()
+            self._calls = []
         finally:
-            self._raw, self._calls = [], None
+            calls, self._calls = self._calls, None
+        if calls:
+            self._raw = []
+            self._events += calls
+            self._layout()
+        else:
+            self._settle()
 
     def call(self, name: Any, arguments: Any, call_id: str | None = None) -> None:
         """Note one tool call; `arguments` is an object, or its JSON text. Raises `Broken` for what is none."""
@@ -228,7 +284,7 @@ class Scan:
             at = self._at
             piece, marker = self._next(ends)
             self._say(piece, self._specials_in(at, at + len(piece)), kind, at)
-            self._raw = [] if marker is None else [marker]
+            self._raw = [] if marker is None else self._raw[-1:]
             if marker is not None or self._closed:
                 return marker
             yield
@@ -247,7 +303,10 @@ class Scan:
         return self._read(held), None
 
     def _is_marker(self, marker: str, at: int) -> bool:
-        return marker not in self._by_id or bool(self._specials_in(at, at + 1))
+        """Say whether the special tokens in a marker were written as such."""
+        if marker not in self._tokens:
+            self._tokens[marker] = tuple(marker.index(token) for token in self._by_id if token in marker)
+        return all(self._specials_in(at + offset, at + offset + 1) for offset in self._tokens[marker])
 
     def _specials_in(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the special tokens that begin in a stretch of the text."""
@@ -263,13 +322,20 @@ class Scan:
             yield
 
     def _read(self, end: int) -> str:
-        text, self._at = self._text[self._at : end], end
+        at, self._at = self._at, end
+        text = self._text[at:end]
         if text:
-            self._raw.append(text)
+            self._raw.append((text, tuple((a - at, b - at) for a, b in self._specials_in(at, end))))
         return text
 
     def _say(
-        self, text: str, specials: Sequence[tuple[int, int]], kind: type[Text] | type[Reasoning], at: int = 0
+        self,
+        text: str,
+        specials: Sequence[tuple[int, int]],
+        kind: type[Text] | type[Reasoning],
+        at: int = 0,
+        *,
+        broken: bool = False,
     ) -> None:
         """Show text that was read at `at`, without white space that turns out to be layout."""
         if not text:
@@ -283,33 +349,16 @@ class Scan:
             return
         space, shift = self._space[0], len(self._space[0]) - skipped - at
         ranges = tuple((start + shift, stop + shift) for start, stop in specials)
-        self._events.append(kind(space + text[skipped:end], ranges))
+        shown = space + text[skipped:end]
+        self._events.append(Text(shown, ranges, broken) if kind is Text else kind(shown, ranges))
         self._fresh, self._space = False, (text[end:], kind)
 
-    def _settle(self, raw: str) -> None:
+    def _settle(self) -> None:
         """Show as content what was read for a call and is none."""
-        self._say(raw, (), Text)
+        for text, specials in self._raw:
+            self._say(text, specials, Text, broken=True)
+        self._raw = []
 
     def _layout(self) -> None:
         """White space behind what ends here is layout, and so is that before it unless more text comes."""
         self._fresh = True
-
-
-def read_json(text: str) -> Any:
-    """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none."""
-    try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise Broken from error
-
-
-def write_json(value: Any) -> str:
-    """Return a value as JSON text. Raises `Broken` for what JSON has not."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise Broken from error
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)

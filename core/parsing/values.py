@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from core.parsing.json_text import Broken, read_json
 
 _TYPES_OF_NUMBERS = {"integer", "number"}
 
@@ -25,8 +26,8 @@ def typed_value(text: str, schema: Any) -> Any:
     if allowed == {"string"}:
         return text
     try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except Broken:
         return _spelled(text, allowed)
     if not allowed or _type_of(value) in allowed or (_type_of(value) == "integer" and "number" in allowed):
         return value
@@ -77,7 +78,3 @@ def _type_of(value: Any) -> str:
         case list():
             return "array"
     return "object"
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)

@@ -50,10 +50,10 @@ class Reader:
             ids=tuple(str(call.id) for call in calls) if with_ids else (),
         )
 
-    def check(self, text: str, seed: int = 0) -> Parsed:
-        """Return what the whole text says, having asserted that it says the same in every chunking."""
+    def check(self, text: str, seed: int = 0, count: int = NUM_CHUNKINGS) -> Parsed:
+        """Return what the whole text says, having asserted that it says the same in every chunking, `count` random."""
         whole = self.read([self.piece(text)])
-        for chunks in chunkings(text, self.special, seed):
+        for chunks in chunkings(text, self.special, seed, count):
             found = self.read(self.piece(chunk) for chunk in chunks)
             assert found == whole, f"in the pieces {chunks!r}\nthe text says {found}\nand as a whole {whole}"
         return whole

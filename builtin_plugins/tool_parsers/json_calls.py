@@ -1,0 +1,134 @@
+"""Calls as JSON objects, or lists of them, behind a tag or between two.
+
+Formats: the chat templates of ibm-granite/granite-3.0-8b-instruct, granite-3.1-8b-instruct, granite-20b-functioncalling
+and granite-4.0-h-small, internlm/internlm2_5-7b-chat, ai21labs/AI21-Jamba-1.5-Mini, Salesforce/xLAM-2-8b-fc-r,
+MiniMaxAI/MiniMax-M1-80k, meituan-longcat/LongCat-Flash-Chat, tencent/Hunyuan-A13B-Instruct,
+baidu/ERNIE-4.5-21B-A3B-Thinking, microsoft/Phi-4-mini-instruct, ai-sage/GigaChat3-10B-A1.8B,
+swiss-ai/Apertus-8B-Instruct-2509 and meta-llama/Llama-3.1-8B-Instruct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat
+
+ARGUMENTS: Final = ("arguments", "parameters")
+FIRST_KEYS: Final = ('"name"', '"arguments"', '"parameters"', '"type"', '"function"', '"id"')
+
+
+def named(scan: Scan, call: Mapping[str, Any]) -> None:
+    """Note a call that says its name beside its arguments."""
+    inner = call.get("function")
+    if isinstance(inner, Mapping):
+        call = inner
+    arguments: Any = next((call[key] for key in ARGUMENTS if key in call), {})
+    scan.call(call.get("name"), {} if arguments is None else arguments)
+
+
+def keyed(scan: Scan, call: Mapping[str, Any]) -> None:
+    """Note a call that is its arguments under its name."""
+    for name, arguments in call.items():
+        scan.call(name, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Where a family writes its JSON."""
+
+    starts: tuple[str, ...]
+    end: str = ""
+    """Behind the last JSON; without it there is one JSON behind each start."""
+    behind: tuple[str, ...] = ()
+    """What else ends calls, and need not be there."""
+    note: Callable[[Scan, Mapping[str, Any]], None] = named
+
+
+def read(form: Form, scan: Scan, request: ParseRequest) -> Reading:
+    """Read `start JSON end`, or `start JSON JSON end`."""
+    while start := (yield from scan.text(*form.starts)):
+        with scan.attempt():
+            bracket = start[-1] if start[-1] in "[{" else ""  # `functools[`
+            note_all(scan, (yield from scan.json(bracket)), form.note)
+            while form.end and not (yield from scan.maybe(form.end)):
+                note_all(scan, (yield from scan.json()), form.note)
+        yield from scan.layout(*form.behind)
+
+
+def note_all(scan: Scan, value: Any, note: Callable[[Scan, Mapping[str, Any]], None] = named) -> None:
+    """Note the call, or the list of calls, that a JSON value is. Raises `Broken` for other values."""
+    for call in value if isinstance(value, list) else [value]:
+        if not isinstance(call, Mapping):
+            raise Broken
+        note(scan, call)
+
+
+def tags(*starts: str, end: str = "", **more: Any) -> ToolFormat:
+    """Return the format of JSON between tags that are special tokens where the tokenizer has them."""
+    form = Form(starts, end, **more)
+    return ToolFormat(partial(read, form), markers=tuple(text for text in (*starts, end, *form.behind) if text))
+
+
+def bare(scan: Scan, begun: str) -> Reading:
+    """Note the calls of JSON whose first bracket was read; other JSON and prose break at their first word."""
+    if begun == "[":
+        begun += yield from scan.expect("{")
+    begun += yield from scan.expect(*FIRST_KEYS)
+    value = yield from scan.json(begun)
+    calls = value if isinstance(value, list) else [value]
+    if not all(isinstance(call, Mapping) and {*ARGUMENTS, "function"} & call.keys() for call in calls):
+        raise Broken
+    note_all(scan, value)
+
+
+def read_llama(scan: Scan, request: ParseRequest) -> Reading:
+    """Read `{"name": ..., "parameters": {...}}`, several with `;` between them, each perhaps behind a tag."""
+    while start := (yield from scan.text("<|python_tag|>", "{")):
+        with scan.attempt():
+            yield from bare(scan, start if start == "{" else (yield from scan.expect("{")))
+        yield from scan.layout(";")
+
+
+def read_granite(scan: Scan, request: ParseRequest) -> Reading:
+    """Read a list of calls behind a tag, which some versions leave out in front of everything."""
+    if (yield from scan.maybe("[")):
+        with scan.attempt():
+            yield from bare(scan, "[")
+    yield from read(Form(("<|tool_call|>", "<tool_call>"), behind=("</tool_call>",)), scan, request)
+
+
+def read_xlam(scan: Scan, request: ParseRequest) -> Reading:
+    """Read a list of calls: bare, as a code block, or behind a tag."""
+    ends = {"```": "```", "<tool_call>": "</tool_call>"}
+    while start := (yield from scan.text("```", "[TOOL_CALLS]", "<tool_call>", "[")):
+        with scan.attempt():
+            if start == "```":
+                yield from scan.maybe("json")
+            yield from bare(scan, "[" if start == "[" else (yield from scan.expect("[", "{")))
+            if start in ends:
+                yield from scan.expect(ends[start])
+
+
+APERTUS: Final = tags("<|tools_prefix|>", end="<|tools_suffix|>", note=keyed)
+ERNIE45: Final = tags("<tool_call>", end="</tool_call>")
+GIGACHAT3: Final = replace(
+    tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
+    markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
+)
+GRANITE: Final = ToolFormat(read_granite, markers=("<|tool_call|>", "<tool_call>", "</tool_call>"))
+GRANITE_20B_FC: Final = tags("<function_call>", behind=("</function_call>",))
+GRANITE4: Final = tags("<tool_call>", end="</tool_call>")
+HUNYUAN_A13B: Final = tags("<tool_calls>", end="</tool_calls>")
+INTERNLM: Final = replace(
+    tags("<|action_start|><|plugin|>", end="<|action_end|>"),
+    markers=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+)
+JAMBA: Final = tags("<tool_calls>", end="</tool_calls>")
+LLAMA_JSON: Final = ToolFormat(read_llama, markers=("<|python_tag|>",))
+LONGCAT: Final = tags("<longcat_tool_call>", end="</longcat_tool_call>")
+MINIMAX: Final = tags("<tool_calls>", end="</tool_calls>")
+PHI4_MINI: Final = tags("functools[")
+XLAM: Final = ToolFormat(read_xlam, markers=("[TOOL_CALLS]", "<tool_call>", "</tool_call>"))

@@ -1,0 +1,131 @@
+"""Values as Python writes them, or as the Gemmas do: read by hand, nothing is evaluated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from core.api import Broken
+
+WORDS: Final = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+MAX_DEPTH: Final = 100
+_REST: Final = r"""
+    |(?P<number>[+-]?(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?+(?![\w.]))
+    |(?P<word>[^\W\d][\w.\-]*+)
+    |(?P<mark>[\[\](){},:=])
+    |(?P<other>\S)"""
+PYTHON: Final = re.compile(r"""(?P<text>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')""" + _REST, re.DOTALL | re.VERBOSE)
+_ESCAPE: Final = re.compile(
+    r"\\(?:(?P<hex>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|(?P<one>.))", re.DOTALL
+)
+_ONE: Final = dict(zip("abfnrtv\\'\"\n", "\a\b\f\n\r\t\v\\'\"", strict=False)) | {"\n": ""}
+
+
+class Literals:
+    """Reads one text, token by token."""
+
+    def __init__(self, text: str, grammar: re.Pattern[str], string: Callable[[str], str]) -> None:
+        """`grammar` finds tokens, `string` gives the text that a string token stands for."""
+        self._tokens = [(str(found.lastgroup), found[0]) for found in grammar.finditer(text)]
+        self._tokens.append(("end", ""))
+        self._at = 0
+        self._string = string
+        self._depth = 0
+
+    def pairs(self, sign: str, end: str) -> dict[str, Any]:
+        """Return `name sign value, ...` up to the bracket that ends it; its opening bracket was read."""
+        found: dict[str, Any] = {}
+        while not self._take(end):
+            kind, name = self._next()
+            if kind not in ("word", "text") or not self._take(sign):
+                raise Broken
+            found[self._string(name) if kind == "text" else name] = self.value()
+            if not self._take(",") and self._tokens[self._at][1] != end:
+                raise Broken
+        return found
+
+    def value(self) -> Any:
+        """Return the value that follows."""
+        kind, text = self._next()
+        match kind, text:
+            case "text", _:
+                return self._string(text)
+            case "number", _:
+                return _number(text)
+            case "word", _ if text in WORDS:
+                return WORDS[text]
+            case "mark", "[" | "(" | "{":
+                return self._nested(text)
+        raise Broken
+
+    def finish(self) -> None:
+        """Raise `Broken` unless everything is read."""
+        if self._tokens[self._at][0] != "end":
+            raise Broken
+
+    def _nested(self, bracket: str) -> Any:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Broken
+        value = self.pairs(":", "}") if bracket == "{" else self._items("]" if bracket == "[" else ")")
+        self._depth -= 1
+        return value
+
+    def _items(self, end: str) -> list[Any]:
+        found = []
+        while not self._take(end):
+            found.append(self.value())
+            if not self._take(",") and self._tokens[self._at][1] != end:
+                raise Broken
+        return found
+
+    def _next(self) -> tuple[str, str]:
+        token = self._tokens[self._at]
+        self._at = min(self._at + 1, len(self._tokens) - 1)
+        return token
+
+    def _take(self, mark: str) -> bool:
+        if self._tokens[self._at] != ("mark", mark):
+            return False
+        self._at += 1
+        return True
+
+
+def python_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a Python call, from bracket to bracket, all of them by name.
+
+    More than Python allows: names that are its keywords, JSON's words, line breaks in strings.
+    """
+    literals = Literals(text[1:], PYTHON, lambda token: _ESCAPE.sub(_unescaped, token[1:-1]))
+    found = literals.pairs("=", ")")
+    literals.finish()
+    return found
+
+
+def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
+    """Return arguments as `name:value,...` with strings between two of some quote, from bracket to bracket."""
+    between = re.escape(quote)
+    grammar = re.compile(rf"(?P<text>{between}(?:(?!{between}).)*+{between})" + _REST, re.DOTALL | re.VERBOSE)
+    literals = Literals(text, grammar, lambda token: token[len(quote) : -len(quote)])
+    value = literals.value()
+    literals.finish()
+    if not isinstance(value, dict):
+        raise Broken
+    return value
+
+
+def _number(text: str) -> int | float:
+    try:
+        return float(text) if re.search(r"[.eE]", text) else int(text)
+    except ValueError as error:  # more digits than Python reads
+        raise Broken from error
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    if found["hex"] or found["octal"]:
+        code = int(found["hex"][1:], 16) if found["hex"] else int(found["octal"], 8)
+        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            raise Broken
+        return chr(code)
+    return _ONE.get(found["one"], found[0])

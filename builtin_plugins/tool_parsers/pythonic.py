@@ -1,0 +1,73 @@
+"""Calls as Python would write them, `name(argument=value)`, and the Gemmas' `call:name{argument:value}`.
+
+Formats: the chat templates of Team-ACE/ToolACE-8B, meta-llama/Llama-3.2-1B-Instruct and Llama-4-Scout-17B-16E-Instruct,
+allenai/Olmo-3-7B-Instruct, LiquidAI/LFM2-1.2B, google/functiongemma-270m-it and google/gemma-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from builtin_plugins.tool_parsers.json_calls import bare
+from builtin_plugins.tool_parsers.literals import gemma_arguments, python_arguments
+from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat
+
+
+def calls(scan: Scan, end: str) -> Reading:
+    """Note one or more calls, with or without commas between them, up to and over what ends them."""
+    while True:
+        name = yield from scan.word()
+        scan.call(name, python_arguments((yield from scan.bracketed())))
+        yield from scan.maybe(",")
+        if (yield from scan.maybe(end)):
+            return
+
+
+def read_lists(tag: str, close: str, scan: Scan, request: ParseRequest) -> Reading:
+    """Read `[f(a=1), g(b=2)]` where a line begins with it, or behind a tag."""
+    while start := (yield from scan.text("[", tag)):
+        with scan.attempt():
+            if start == tag:
+                yield from scan.expect("[")
+            elif not scan.line_begins:
+                raise Broken
+            yield from calls(scan, "]")
+        yield from scan.layout(close)
+
+
+def read_tagged(tag: str, close: str, scan: Scan, request: ParseRequest) -> Reading:
+    """Read calls between tags: each on a line of its own, or a list of them, or of JSON objects."""
+    while (yield from scan.text(tag)):
+        with scan.attempt():
+            if not (yield from scan.maybe("[")):
+                yield from calls(scan, close)
+                continue
+            if (yield from scan.maybe("{")):
+                yield from bare(scan, "[{")
+            else:
+                yield from calls(scan, "]")
+            yield from scan.expect(close)
+
+
+def read_gemma(tag: str, close: str, quote: str, scan: Scan, request: ParseRequest) -> Reading:
+    """Read `call:name{argument:value}` between tags."""
+    while (yield from scan.text(tag)):
+        with scan.attempt():
+            yield from scan.expect("call:")
+            name = yield from scan.word()
+            arguments, _ = yield from scan.take(close)
+            scan.call(name, gemma_arguments(arguments, quote))
+
+
+def form(read: Callable[..., Reading], *texts: str) -> ToolFormat:
+    """Return the format of a reading with its tags."""
+    return ToolFormat(partial(read, *texts), markers=texts)
+
+
+FUNCTIONGEMMA: Final = form(read_gemma, "<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA4: Final = form(read_gemma, "<|tool_call>", "<tool_call|>", '<|"|>')
+LFM2: Final = form(read_tagged, "<|tool_call_start|>", "<|tool_call_end|>")
+OLMO3: Final = form(read_tagged, "<function_calls>", "</function_calls>")
+PYTHONIC: Final = form(read_lists, "<|python_start|>", "<|python_end|>")

@@ -1,0 +1,241 @@
+"""Calls whose name, and often whose arguments, stand between tags.
+
+Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 and the encoding published with
+DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct,
+ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
+MiniMaxAI/MiniMax-M2, rednote-hilab/dots, openbmb/MiniCPM5, zai-org/GLM-4.5 and GLM-4.7, poolside's Laguna (v1),
+inclusionAI/Ling-3, tencent/Hy3, LLM360/K2-Horizon and pfnet/plamo-3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat, typed_arguments, typed_value
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands where. Where several texts follow each other there may be white space between them."""
+
+    call: tuple[str, ...]
+    """In front of a name."""
+    named: tuple[str, ...]
+    """Behind a name."""
+    end: tuple[str, ...]
+    """Behind the arguments."""
+    section: tuple[str, str] = ("", "")
+    """Around all calls, where a family has it; read without it as well."""
+    key: str = ""
+    """In front of an argument's name; "" where the arguments are one JSON object."""
+    key_ends: tuple[str, ...] = ()
+    """Behind an argument's name: one of these."""
+    value: tuple[str, ...] = ()
+    """In front of an argument's value, where more stands there."""
+    type: tuple[str, str] = ("", "")
+    """Around an argument's type, where it may be written in front of the value."""
+    value_end: str = ""
+    lines: bool = False
+    """Values stand on lines of their own: the line breaks around them are layout."""
+    ids: bool = False
+    """A name is written as part of the call's id: `functions.name:0`."""
+
+
+def read(tags: Tags, scan: Scan, request: ParseRequest) -> Reading:
+    """Read calls, in a section or not, text around."""
+    starts = [text for text in (tags.section[0], tags.call[0]) if text]
+    while start := (yield from scan.text(*starts)):
+        with scan.attempt():
+            yield from all_of(scan, tags.call[start == tags.call[0] :])
+            written = yield from scan.word()
+            name, call_id = name_and_id(written) if tags.ids else (written, None)
+            yield from all_of(scan, tags.named)
+            arguments = yield from read_arguments(tags, scan, request.parameters(name))
+            yield from all_of(scan, tags.end[1:])
+            scan.call(name, arguments, call_id)
+        if tags.section[1]:
+            yield from scan.layout(tags.section[1])
+
+
+def all_of(scan: Scan, texts: Iterable[str]) -> Reading:
+    """Skip some texts, one after the other."""
+    for text in texts:
+        yield from scan.expect(text)
+
+
+def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Any:
+    """Return the arguments, read up to and over what stands behind them."""
+    arguments: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    last = tags.end[0]
+    while (found := (yield from scan.expect(*filter(None, (tags.key, last, "{"))))) != last:
+        if found == "{":
+            arguments = yield from scan.object("{")
+            yield from scan.expect(last)
+            return arguments
+        key, key_end = yield from scan.take(*tags.key_ends, "<")
+        if key_end == "<":
+            raise Broken
+        if tags.type[0] and (yield from scan.maybe(tags.type[0])):
+            stated, _ = yield from scan.take(tags.type[1])
+            key_end = f'="{str(stated == "string").lower()}">'
+        yield from all_of(scan, tags.value)
+        text, _ = yield from scan.take("]]>" + tags.value_end if key_end.endswith("[CDATA[") else tags.value_end)
+        if tags.lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        if key_end.endswith('="true">'):  # the tag says that the value is a text
+            arguments[key.strip()] = text
+        elif key_end.endswith('="false">'):
+            arguments[key.strip()] = typed_value(text, None)
+        else:
+            texts[key.strip()] = text
+    return arguments | typed_arguments(texts, schema)
+
+
+def name_and_id(written: str) -> tuple[str, str | None]:
+    """Split `functions.name:0`; what is written otherwise is a name alone."""
+    name, colon, index = written.rpartition(":")
+    if not (colon and index.isdecimal()):
+        return written.removeprefix("functions."), None
+    return name.removeprefix("functions."), written
+
+
+def call_id_of_kimi(name: str, index: int) -> str:
+    """Return an id as Kimi K2 writes them."""
+    return f"functions.{name}:{index}"
+
+
+def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
+    """Return DeepSeek's markup, whose versions differ in the names of its tags; each tag has one special token."""
+    tags = Tags(
+        section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
+        call=(f'<｜DSML｜{invoke} name="',),
+        named=('">',),
+        key=f'<｜DSML｜{parameter} name="',
+        key_ends=('" string="true">', '" string="false">'),
+        value_end=f"</｜DSML｜{parameter}>",
+        end=(f"</｜DSML｜{invoke}>",),
+    )
+    return ToolFormat(partial(read, tags), markers=("｜DSML｜",))
+
+
+def invokes(begin: str, close: str, prefix: str = "", call: tuple[str, ...] = (), end: tuple[str, ...] = ()) -> Tags:
+    """Return calls as `<invoke name="..."><parameter name="...">`; further texts around each where given."""
+    return Tags(
+        section=(begin, close),
+        call=(*call, f'<{prefix}invoke name="'),
+        named=('">',),
+        key=f'<{prefix}parameter name="',
+        key_ends=('">',),
+        value_end=f"</{prefix}parameter>",
+        end=(f"</{prefix}invoke>", *end),
+    )
+
+
+def functions(tag: str, *, lines: bool = False) -> Tags:
+    """Return calls as `<function=name><parameter=name>value</parameter></function>` between tags."""
+    return Tags(
+        section=(f"<{tag}>", f"</{tag}>"),
+        call=("<function=",),
+        named=(">",),
+        key="<parameter=",
+        key_ends=(">",),
+        value_end="</parameter>",
+        end=("</function>",),
+        lines=lines,
+    )
+
+
+def pairs(prefix: str = "", named: tuple[str, ...] = (), section: tuple[str, str] = ("", "")) -> Tags:
+    """Return calls as `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`."""
+    return Tags(
+        section=section,
+        call=(f"<{prefix}tool_call>",),
+        named=named,
+        key=f"<{prefix}arg_key>",
+        key_ends=(f"</{prefix}arg_key>",),
+        value=(f"<{prefix}arg_value>",),
+        value_end=f"</{prefix}arg_value>",
+        end=(f"</{prefix}tool_call>",),
+    )
+
+
+def form(tags: Tags, **given: Any) -> ToolFormat:
+    """Return a format; which of its texts are special tokens is the tokenizer's to say."""
+    texts = (*tags.section, *tags.call, *tags.named, *tags.end, tags.key, *tags.value, tags.value_end, *tags.type)
+    markers = [text for text in texts if text[:1] == "<" and text[-1:] == ">"]
+    return ToolFormat(partial(read, tags), markers=tuple(dict.fromkeys(markers)), **given)
+
+
+def deepseek(named: tuple[str, ...], call: tuple[str, ...] = (), end: tuple[str, ...] = ()) -> ToolFormat:
+    """Return calls between DeepSeek's special tokens."""
+    begin, close = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    return form(
+        Tags(
+            section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            call=(begin, *call),
+            named=named,
+            end=(*end, close),
+        )
+    )
+
+
+KIMI_TAGS: Final = Tags(
+    section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    call=("<|tool_call_begin|>",),
+    named=("<|tool_call_argument_begin|>",),
+    end=("<|tool_call_end|>",),
+    ids=True,
+)
+PLAMO_TAGS: Final = Tags(
+    section=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+    call=("<|plamo:begin_tool_request:plamo|>", "<|plamo:begin_tool_name:plamo|>"),
+    named=(
+        "<|plamo:end_tool_name:plamo|>",
+        "<|plamo:begin_tool_arguments:plamo|>",
+        "<|plamo:constrain|>",
+        "json",
+        "<|plamo:msg|>",
+    ),
+    end=("<|plamo:end_tool_arguments:plamo|>", "<|plamo:end_tool_request:plamo|>"),
+)
+MINICPM_TAGS: Final = Tags(
+    call=('<function name="',),
+    named=('">',),
+    key='<param name="',
+    key_ends=('">', '"><![CDATA['),
+    value_end="</param>",
+    end=("</function>",),
+)
+
+DEEPSEEK_V3: Final = deepseek(("```json",), call=("function", "<｜tool▁sep｜>"), end=("```",))
+DEEPSEEK_V31: Final = deepseek(("<｜tool▁sep｜>",))
+DEEPSEEK_V32: Final = dsml("function_calls", "invoke", "parameter")
+DEEPSEEK_V4: Final = dsml("tool_calls", "invoke", "parameter")
+DEEPSEEK_V41: Final = dsml(" calls", " invoke", " parameter")
+DOTS: Final = form(invokes("<dots_function_call>", "</dots_function_call>"))
+GLM45: Final = form(pairs())
+HY_V3: Final = form(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))
+K2_HORIZON: Final = form(
+    replace(
+        pairs("ifm|", section=("<ifm|tool_calls>", "</ifm|tool_calls>")), type=("<ifm|arg_type>", "</ifm|arg_type>")
+    )
+)
+KIMI_K2: Final = form(KIMI_TAGS, call_id=call_id_of_kimi)
+MINICPM5: Final = form(MINICPM_TAGS)
+MINIMAX_M2: Final = form(invokes("<minimax:tool_call>", "</minimax:tool_call>"))
+PLAMO3: Final = form(PLAMO_TAGS)
+QWEN3_CODER: Final = form(functions("tool_call", lines=True))
+SEED_OSS: Final = form(functions("seed:tool_call", lines=True))
+STEP3: Final = form(
+    invokes(
+        "<｜tool_calls_begin｜>",
+        "<｜tool_calls_end｜>",
+        "steptml:",
+        call=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
+        end=("<｜tool_call_end｜>",),
+    )
+)

@@ -1,0 +1,226 @@
+"""How model families spell the same calls, after their published templates: what the parsers must undo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Arguments = Mapping[str, Any]
+Call = tuple[str, Arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one family writes."""
+
+    one: Callable[[str, Arguments], str]
+    around: Callable[[Sequence[str]], str] = "".join
+    broken: Callable[[str], str] = lambda text: text.replace(":", "", 1)
+    """Makes a call none."""
+    by_line: bool = False
+    """A call stands at the beginning of a line."""
+
+    def write(self, *calls: Call) -> str:
+        return self.around([self.one(name, arguments) for name, arguments in calls])
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def plain(value: Any) -> str:
+    """A value as formats write it that tell no strings from the rest."""
+    return value if isinstance(value, str) else dumps(value)
+
+
+def as_json(name: str, arguments: Arguments, key: str = "arguments") -> str:
+    return dumps({"name": name, key: arguments})
+
+
+def between(start: str, end: str = "", separator: str = "") -> Callable[[Sequence[str]], str]:
+    return lambda calls: f"{start}{separator.join(calls)}{end}"
+
+
+def each(start: str, end: str, separator: str = "\n") -> Callable[[Sequence[str]], str]:
+    return lambda calls: separator.join(f"{start}{call}{end}" for call in calls)
+
+
+def tags(call: str, key: str, value: str, *, show: Callable[[Any], str] = plain) -> Callable[[str, Arguments], str]:
+    """Calls of tags: `call` has places for name and arguments, `key` and `value` for what they stand around."""
+    return lambda name, arguments: call.format(
+        name=name, arguments="".join(key.format(k=k) + value.format(v=show(v)) for k, v in arguments.items())
+    )
+
+
+def dsml(section: str, invoke: str, parameter: str) -> Spelling:
+    def one(name: str, arguments: Arguments) -> str:
+        lines = [
+            f'<｜DSML｜{parameter} name="{k}" string="{str(isinstance(v, str)).lower()}">{plain(v)}</｜DSML｜{parameter}>\n'
+            for k, v in arguments.items()
+        ]
+        return f'<｜DSML｜{invoke} name="{name}">\n{"".join(lines)}</｜DSML｜{invoke}>\n'
+
+    return Spelling(
+        one, between(f"<｜DSML｜{section}>\n", f"</｜DSML｜{section}>"), lambda text: text.replace('">', '"', 1)
+    )
+
+
+def pythonic(name: str, arguments: Arguments) -> str:
+    return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+
+
+def gemma(quote: str, start: str, end: str) -> Callable[[str, Arguments], str]:
+    def show(value: Any) -> str:
+        if isinstance(value, str):
+            return f"{quote}{value}{quote}"
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{k}:{show(v)}" for k, v in value.items()) + "}"
+        return f"[{','.join(map(show, value))}]" if isinstance(value, list) else dumps(value)
+
+    return lambda name, arguments: f"{start}call:{name}{show(arguments)}{end}"
+
+
+GLM = Spelling(
+    tags("<tool_call>{name}\n{arguments}</tool_call>", "<arg_key>{k}</arg_key>\n", "<arg_value>{v}</arg_value>\n"),
+    "\n".join,
+    lambda text: text.replace("</arg_key>", "", 1),
+)
+QWEN_CODER = Spelling(
+    tags(
+        "<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
+        "<parameter={k}>\n",
+        "{v}\n</parameter>\n",
+    ),
+    "\n".join,
+    lambda text: text.replace("</function>", "", 1),
+)
+PYTHONIC = Spelling(pythonic, between("[", "]", ", "), lambda text: text.replace("=", "", 1), by_line=True)
+HERMES = Spelling(lambda name, args: f"<tool_call>\n{as_json(name, args)}\n</tool_call>", "\n".join)
+LLAMA = Spelling(lambda name, args: as_json(name, args, "parameters"), "; ".join)
+LIST_OF_JSON = Spelling(as_json, between("<tool_calls>[\n", "\n]</tool_calls>", ",\n"))
+
+SPELLINGS: Mapping[str, Spelling] = {
+    "apertus": Spelling(
+        lambda name, args: dumps({name: args}), between("<|tools_prefix|>[", "]<|tools_suffix|>", ", ")
+    ),
+    "deepseek_v3": Spelling(
+        lambda name, args: (
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(args)}\n```<｜tool▁call▁end｜>"
+        ),
+        between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n"),
+        lambda text: text.replace("\n```<", "<", 1),
+    ),
+    "deepseek_v31": Spelling(
+        lambda name, args: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>",
+        between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        lambda text: text.replace("}<", "<", 1),
+    ),
+    "deepseek_v32": dsml("function_calls", "invoke", "parameter"),
+    "deepseek_v4": dsml("tool_calls", "invoke", "parameter"),
+    "deepseek_v41": dsml(" calls", " invoke", " parameter"),
+    "dots": Spelling(
+        tags('<invoke name="{name}">\n{arguments}</invoke>\n', '<parameter name="{k}">', "{v}</parameter>\n"),
+        between("<dots_function_call>\n", "</dots_function_call>"),
+        lambda text: text.replace("</invoke>", "", 1),
+    ),
+    "ernie45": HERMES,
+    "functiongemma": Spelling(
+        gemma("<escape>", "<start_function_call>", "<end_function_call>"),
+        broken=lambda text: text.replace("{", "", 1),
+    ),
+    "gemma4": Spelling(
+        gemma('<|"|>', "<|tool_call>", "<tool_call|>"), broken=lambda text: text.replace("call:", "", 1)
+    ),
+    "gigachat3": Spelling(as_json, each("<|function_call|>", "")),
+    "glm45": GLM,
+    "glm47": Spelling(
+        tags("<tool_call>{name}{arguments}</tool_call>", "<arg_key>{k}</arg_key>", "<arg_value>{v}</arg_value>"),
+        broken=GLM.broken,
+    ),
+    "granite": Spelling(as_json, between("<|tool_call|>[", "]", ", ")),
+    "granite-20b-fc": Spelling(as_json, each("<function_call> ", "")),
+    "granite4": HERMES,
+    "hermes": HERMES,
+    "hunyuan_a13b": LIST_OF_JSON,
+    "hy_v3": Spelling(
+        tags(
+            "<tool_call>{name}<tool_sep>\n{arguments}</tool_call>\n",
+            "<arg_key>{k}</arg_key>\n",
+            "<arg_value>{v}</arg_value>\n",
+        ),
+        between("<tool_calls>\n", "</tool_calls>"),
+        GLM.broken,
+    ),
+    "internlm": Spelling(
+        lambda name, args: as_json(name, args, "parameters"), each("<|action_start|><|plugin|>\n", "<|action_end|>")
+    ),
+    "jamba": LIST_OF_JSON,
+    "k2_horizon": Spelling(
+        tags(
+            "<ifm|tool_call>{name}{arguments}</ifm|tool_call>",
+            "<ifm|arg_key>{k}</ifm|arg_key>",
+            "<ifm|arg_value>{v}</ifm|arg_value>",
+        ),
+        between("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        lambda text: text.replace("</ifm|arg_key>", "", 1),
+    ),
+    "kimi_k2": Spelling(
+        lambda name, args: (
+            f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{dumps(args)}<|tool_call_end|>"
+        ),
+        between("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        lambda text: text.replace("}<", "<", 1),
+    ),
+    "lfm2": Spelling(pythonic, between("<|tool_call_start|>[", "]<|tool_call_end|>", ", "), PYTHONIC.broken),
+    "ling3": GLM,
+    "llama3_json": LLAMA,
+    "llama4_json": LLAMA,
+    "llama4_pythonic": Spelling(pythonic, between("<|python_start|>[", "]<|python_end|>", ", "), PYTHONIC.broken),
+    "longcat": Spelling(as_json, each("<longcat_tool_call>", "</longcat_tool_call>")),
+    "mimo": QWEN_CODER,
+    "minicpm5": Spelling(
+        tags('<function name="{name}">{arguments}</function>', '<param name="{k}">', "{v}</param>"),
+        broken=lambda text: text.replace("</function>", "", 1),
+    ),
+    "minimax": Spelling(as_json, between("<tool_calls>\n", "\n</tool_calls>", "\n")),
+    "minimax_m2": Spelling(
+        tags('<invoke name="{name}">\n{arguments}</invoke>\n', '<parameter name="{k}">', "{v}</parameter>\n"),
+        between("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        lambda text: text.replace("</invoke>", "", 1),
+    ),
+    "mistral": Spelling(lambda name, args: f"[TOOL_CALLS]{name}[ARGS]{dumps(args)}"),
+    "olmo3": Spelling(pythonic, between("<function_calls>", "</function_calls>", "\n"), PYTHONIC.broken),
+    "phi4_mini_json": Spelling(as_json, between("functools[", "]", ", ")),
+    "plamo3": Spelling(
+        lambda name, args: (
+            "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>"
+            f"{name}<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json"
+            f"<|plamo:msg|>{dumps(args)}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+        ),
+        between("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+        lambda text: text.replace("}<", "<", 1),
+    ),
+    "poolside_v1": GLM,
+    "pythonic": PYTHONIC,
+    "qwen3_coder": QWEN_CODER,
+    "qwen3_xml": QWEN_CODER,
+    "seed_oss": Spelling(
+        tags("<function={name}>\n{arguments}</function>\n", "<parameter={k}>", "{v}</parameter>\n"),
+        each("<seed:tool_call>\n", "</seed:tool_call>"),
+        QWEN_CODER.broken,
+    ),
+    "step3": Spelling(
+        tags(
+            '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">'
+            "{arguments}</steptml:invoke><｜tool_call_end｜>",
+            '<steptml:parameter name="{k}">',
+            "{v}</steptml:parameter>",
+        ),
+        between("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>", "\n"),
+        lambda text: text.replace("</steptml:invoke>", "", 1),
+    ),
+    "step3p5": QWEN_CODER,
+    "xlam": Spelling(as_json, between("[", "]", ", ")),
+}

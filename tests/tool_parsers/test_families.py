@@ -1,0 +1,115 @@
+"""What holds for the calls of every family, however they are spelled and in whatever pieces they come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from spellings import SPELLINGS, Call, Spelling
+
+from core.api import ParseRequest, ToolFormat
+from core.plugin import load_plan, make_plan
+from core.testing.parsing import NUM_CHUNKINGS, Parsed, Reader
+
+PARAMETERS = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "share": {"type": "number"},
+    "sure": {"type": "boolean"},
+    "where": {"type": "object"},
+    "lines": {"type": "array"},
+    "note": {"type": "string"},
+}
+REQUEST = ParseRequest(
+    tools=[
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": PARAMETERS}}}
+        for name in ("get_weather", "search")
+    ]
+)
+OSLO: Call = ("get_weather", {"city": "Oslo", "days": 3})
+SEARCH: Call = ("search", {"city": "S\u00e3o Paulo"})
+CASES: dict[str, list[Call]] = {
+    "one": [OSLO],
+    "parallel": [OSLO, SEARCH, OSLO],
+    "no arguments": [("search", {})],
+    "nested": [("search", {"where": {"a": [1, {"b": None}], "c": {"d": [[]]}}, "lines": [1, 2.5, "x", False]})],
+    "unicode": [("search", {"city": "gr\u00f6\u00dfer \u6f22\u5b57 \U0001f600", "note": "\u2028"})],
+    "types": [("search", {"days": 5, "share": 0.5, "sure": True, "city": "5", "note": "true"})],
+    "marks in text": [("search", {"note": 'if (a < b) { say("it\'s\\n") } ] <b>&amp;</b> | ```'})],
+    "lines in text": [("search", {"note": "def f():\n    return 1\n\n\n# end"})],
+    "unknown tool": [("no_such-tool.v2", {"city": "Oslo"})],
+}
+FORMATS: dict[str, ToolFormat] = {
+    registered.entry.name: registry.load(registered)
+    for registry in [load_plan(make_plan(["none", "tool_parsers"]))]
+    for registered in registry.entries("tool_parsers")
+}
+
+
+@pytest.fixture(params=[10, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
+def count(request: pytest.FixtureRequest) -> int:
+    """How many random chunkings."""
+    return int(request.param)
+
+
+@pytest.fixture(params=SPELLINGS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def spelling(name: str) -> Spelling:
+    return SPELLINGS[name]
+
+
+@pytest.fixture
+def reader(name: str) -> Reader:
+    return Reader(tools=FORMATS[name], request=REQUEST)
+
+
+def test_every_parser_has_a_spelling() -> None:
+    assert set(FORMATS) - set(SPELLINGS) == set()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls_are_found(case: str, reader: Reader, spelling: Spelling, count: int) -> None:
+    assert reader.check(spelling.write(*CASES[case]), count=count) == parsed(*CASES[case])
+
+
+def test_text_around_calls_is_content(reader: Reader, spelling: Spelling, count: int) -> None:
+    found = reader.check(f"Let me [look]:\n{spelling.write(OSLO)}\nThere, {{you}} see. <end>", count=count)
+    assert found == parsed(OSLO, content="Let me [look]:\nThere, {you} see. <end>")
+
+
+def test_text_alone_is_content(reader: Reader, count: int) -> None:
+    text = 'Take `f(x)`, [1, 2], [see](there) or {"a": 1}: 1 < 2 > 0.\n\n[f(x)]\n{"name": "x"}\n'
+    assert reader.check(text, count=count) == Parsed(content=text)
+
+
+def test_what_is_cut_off_is_content_and_what_is_whole_is_a_call(reader: Reader, spelling: Spelling, count: int) -> None:
+    text = spelling.write(OSLO)
+    for cut in range(1, len(text), max(1, len(text) // 7)):
+        found = reader.check(text[:cut], count=count // 10)
+        assert found in (Parsed(content=text[:cut]), parsed(OSLO))
+
+
+def test_a_broken_call_is_content_and_the_next_one_counts(reader: Reader, spelling: Spelling, count: int) -> None:
+    broken = spelling.broken(spelling.write(OSLO))
+    assert reader.check(broken, count=count) == Parsed(content=broken)
+    found = reader.check(f"{broken}\n\n{spelling.write(SEARCH)}", count=count)
+    assert found.content in (broken, f"{broken}\n\n{spelling.write(SEARCH)}")
+    assert found.calls == parsed(SEARCH).calls[: found.content == broken]
+
+
+def test_special_tokens_count_only_as_tokens(reader: Reader, spelling: Spelling, count: int) -> None:
+    text = spelling.write(OSLO, SEARCH)
+    markers = frozenset(marker for marker in reader.tools.markers if marker in text)
+    by_id = replace(reader, special=markers)
+    assert by_id.check(text, count=count) == parsed(OSLO, SEARCH)
+    if markers and not spelling.by_line:
+        assert by_id.read([(f"I would write {text}", ())]) == Parsed(content=f"I would write {text}")
+
+
+def parsed(*calls: Call, content: str = "") -> Parsed:
+    return Parsed(content=content, calls=tuple((name, dict[str, Any](arguments)) for name, arguments in calls))
