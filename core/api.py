@@ -64,10 +64,13 @@ from core.kv_spec import (
     FullAttention,
     KVLayout,
     KVSpec,
+    LatentKeys,
     LayerKV,
     RecurrentState,
     SlidingWindow,
 )
+from core.latent_facts import latent_attention
+from core.latent_spec import LatentAttentionSpec
 from core.model_facts import ModelFacts
 from core.model_spec import (
     AttentionSpec,
@@ -166,6 +169,8 @@ __all__ = [
     "InvalidRequest",
     "KVLayout",
     "KVSpec",
+    "LatentAttentionSpec",
+    "LatentKeys",
     "LayerInputSpec",
     "LayerKV",
     "LayerSpec",
@@ -246,6 +251,7 @@ __all__ = [
     "did_you_mean",
     "hookimpl",
     "hookspec",
+    "latent_attention",
     "load_plan",
     "make_plan",
     "random_call_id",

@@ -25,13 +25,27 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
     """Tokens per block; None takes the configured size."""
 
     @property
+    def vectors(self) -> int:
+        """Kept of each head and token: key and value."""
+        return 2
+
+    @property
     def token_bytes(self) -> int:
         """Bytes one token takes in one layer."""
-        return 2 * self.kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        return self.vectors * self.kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
 
     def page_bytes(self, block_size: int) -> int:
         """Bytes one block takes in one layer."""
         return block_size * self.token_bytes
+
+
+class LatentKeys(FullAttention, frozen=True, tag="latent"):
+    """Keys of every earlier token, whose beginnings are its values: nothing else is kept."""
+
+    @property
+    def vectors(self) -> int:
+        """One of each head and token."""
+        return 1
 
 
 class SlidingWindow(FullAttention, frozen=True, tag="sliding", kw_only=True):
@@ -77,7 +91,7 @@ class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
         return sum(self.part_bytes)
 
 
-KVSpec = FullAttention | SlidingWindow | ChunkedLocal | CrossAttention
+KVSpec = FullAttention | LatentKeys | SlidingWindow | ChunkedLocal | CrossAttention
 """What attention keeps: something of every token it may still see."""
 CacheSpec = KVSpec | RecurrentState
 

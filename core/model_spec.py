@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from core.errors import ConfigError, ModelError
+from core.latent_spec import LatentAttentionSpec
 from core.recurrent_spec import RecurrentSpec
 from core.rope_spec import RopeSpec
 from core.weight_names import WeightNames
@@ -250,7 +251,7 @@ class LayerSpec:
     MLP.
     """
 
-    attention: AttentionSpec | None = None
+    attention: AttentionSpec | LatentAttentionSpec | None = None
     recurrent: RecurrentSpec | None = None
     mlp: MlpSpec | MoeSpec | None = None
     attention_in: NormSpec | None = None
@@ -272,6 +273,11 @@ class LayerSpec:
     def __post_init__(self) -> None:
         if self.attention is None and self.recurrent is None and self.mlp is None:
             raise ModelError("a layer has neither attention nor a recurrent part nor an MLP; it would do nothing.")
+
+    @property
+    def shares(self) -> int | None:
+        """The earlier layer whose keys and values are attended to, if they are not this layer's own."""
+        return self.attention.shares if isinstance(self.attention, AttentionSpec) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,8 +379,7 @@ class DecoderSpec:
                 f"--pipeline-parallel-size {pipeline} is more than the {len(self.layers)} layers of the model; "
                 f"use at most {len(self.layers)}."
             )
-        sharing = any(layer.attention and layer.attention.shares is not None for layer in self.layers)
-        if pipeline > 1 and (self.layer_inputs or sharing):
+        if pipeline > 1 and (self.layer_inputs or any(layer.shares is not None for layer in self.layers)):
             raise ConfigError(
                 f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or the "
                 "embedding; use --tensor-parallel-size instead."
@@ -403,12 +408,14 @@ class DecoderSpec:
         return None
 
 
-def _attention_obstacle(attention: AttentionSpec | None, ranks: int) -> str | None:
+def _attention_obstacle(attention: AttentionSpec | LatentAttentionSpec | None, ranks: int) -> str | None:
     if attention is None:
         return None
-    kv_heads = attention.kv_heads
     if attention.heads % ranks:
         return f"does not divide the model's {attention.heads} attention heads"
+    if isinstance(attention, LatentAttentionSpec):
+        return None
+    kv_heads = attention.kv_heads
     if kv_heads % ranks and ranks % kv_heads:
         return f"neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
     if kv_heads % ranks and attention.qk_norm_over == "all":

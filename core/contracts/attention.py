@@ -25,6 +25,8 @@ class AttentionParams:
     """Tokens visible, the current one included."""
     chunk: int | None = None
     softcap: float | None = None
+    value_size: int | None = None
+    """Values are the keys' first so many elements, and only the keys are cached; None: values are of their own."""
     alibi: torch.Tensor | None = field(default=None, compare=False)
     """[heads] float32: how much a score falls with each token of distance, after scale and cap."""
     sinks: torch.Tensor | None = field(default=None, compare=False)
@@ -65,6 +67,7 @@ class AttentionBackend(Protocol):
         """Return the shape of one layer's cache, blocks first.
 
         Its bytes are num_blocks * block_size * spec.token_bytes; groups of one pool share memory block by block.
+        Each head of a token has `spec.vectors` vectors: its key and, unless that is all, its value.
         """
 
     def prepare(self, inputs: AttentionInputs) -> Any:
@@ -79,13 +82,13 @@ class AttentionBackend(Protocol):
         cache: torch.Tensor,
         plan: Any,
     ) -> torch.Tensor:
-        """Write key and value to the cache, return attention [num_tokens, heads, head_size].
+        """Write key and value to the cache, return attention [num_tokens, heads, size of a value].
 
         Every key and value of the step is written before any is read: a sequence may read blocks that another
         sequence of the same step fills (they begin alike).
 
         query is [num_tokens, heads, head_size], key and value [num_slots, kv_heads, head_size]: of the same tokens
-        and causal, unless `params.causal` is false.
+        and causal, unless `params.causal` is false. With `params.value_size`, value is that part of key.
         """
 
 

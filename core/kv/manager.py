@@ -18,7 +18,7 @@ from core.kv.layout import NULL_BLOCKS
 from core.kv.pool import BlockPool
 from core.kv.prefix import chain_root, extend_chain, span_marks
 from core.kv.reach import first_needed, peak_blocks
-from core.kv_spec import CrossAttention, FullAttention, KVLayout, RecurrentState
+from core.kv_spec import CrossAttention, FullAttention, KVLayout, LatentKeys, RecurrentState
 from core.step import Span
 
 Appended = list[tuple[int, list[int]]]
@@ -85,7 +85,7 @@ class KVManager:
         self._room: Final = tuple(sys.maxsize if i in self._cross else size for i, size in enumerate(self._sizes))
         """Tokens that a block of each group makes room for."""
         self._align: Final = math.lcm(*self._sizes)
-        growing = (FullAttention, CrossAttention)
+        growing = (FullAttention, LatentKeys, CrossAttention)
         self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) not in growing)
         self.keeps_states: Final = any(isinstance(g.spec, RecurrentState) for g in layout.groups)
         self._issued = 0

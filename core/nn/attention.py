@@ -137,7 +137,7 @@ class Attention(nn.Module):
             x = x * self.spec.in_scale
         query, key, value = self._parts(x, positions)
         if self.spec.temperature is not None:
-            query = query * _growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
+            query = query * growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
         if self.kv_spec is None:
             bias = None if self.relative is None else self.relative.around(max(plan))
             out = self._full_attention(query, key, value, plan, self.params.scale, self.params.window, bias)
@@ -204,7 +204,8 @@ class Attention(nn.Module):
         return out if self.spec.out_scale == 1.0 else out * self.spec.out_scale
 
 
-def _growth(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
+def growth(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
+    """Return the factor on the queries at each position."""
     steps = ((positions + temperature.shift) / temperature.length).floor()
     return 1 + temperature.scale * steps.log1p()
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from core.latent_spec import LatentAttentionSpec
 from core.model_spec import MoeSpec
 from core.nn.attention import Attention
 from core.nn.cross_attention import CrossAttention
+from core.nn.latent_attention import LatentAttention
 from core.nn.layer_input import Beside, LayerInput
 from core.nn.mlp import Mlp
 from core.nn.moe import Moe
@@ -43,8 +45,10 @@ class Block(nn.Module):
             return optional_norm(facts, hidden, context, weights, f"{prefix}.{name}")
 
         self.attention_in = norm(layer.attention_in, names.attention_in)
-        self.attention: Attention | None = None
-        if layer.attention is not None:
+        self.attention: Attention | LatentAttention | None = None
+        if isinstance(layer.attention, LatentAttentionSpec):
+            self.attention = LatentAttention(layer.attention, hidden, names, prefix, rotary, context, weights)
+        elif layer.attention is not None:
             self.attention = Attention(layer.attention, hidden, names, prefix, rotary, context, weights)
         self.recurrent: Recurrent | None = None
         if layer.recurrent is not None:

@@ -26,6 +26,7 @@ from core.step import EncoderFacts
 if TYPE_CHECKING:
     from core.contracts import BuildContext, ForwardBatch
     from core.nn.attention import Attention
+    from core.nn.latent_attention import LatentAttention
     from core.nn.recurrent import Recurrent
     from core.nn.state import LayerCache
 
@@ -47,7 +48,7 @@ class Decoder(nn.Module):
             self.encoder = Encoder(spec, self.embed, context, self._weights) if spec.encoder is not None else None
             self._build_layers(spec, context)
             self._build_last(spec, context)
-        self._caching: list[Attention | Recurrent | CrossAttention] = []
+        self._caching: list[Attention | LatentAttention | Recurrent | CrossAttention] = []
         self.kv_layers: Sequence[LayerKV] = self._list_caching()
 
     def _list_caching(self) -> list[LayerKV]:
@@ -145,8 +146,8 @@ class Decoder(nn.Module):
             blocks.append(stored[at])
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
-        for block in blocks:
-            shares = None if block.attention is None else block.attention.spec.shares
+        for index, block in zip(self._own, blocks, strict=True):
+            shares = spec.layers[index].shares
             if shares is not None:
                 block.attend_to(blocks[shares - self._own.start])
         self._rotaries = tuple(rotaries.values())

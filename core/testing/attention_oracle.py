@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from core.contracts import AttentionBackend, AttentionInputs, AttentionParams
-from core.kv_spec import ChunkedLocal, CrossAttention, FullAttention, KVSpec, SlidingWindow
+from core.kv_spec import ChunkedLocal, CrossAttention, FullAttention, KVSpec, LatentKeys, SlidingWindow
 
 
 def dense_attention(
     params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int
 ) -> torch.Tensor:
-    """Return attention [n, heads, head_size] in float64; key and value begin at position 0, query at `start`."""
+    """Return attention [n, heads, size of a value] in float64; key and value begin at position 0, query at `start`."""
     bias = params.distance_bias
     per_kv = params.heads // params.kv_heads
-    out = torch.empty(query.shape, dtype=torch.float64)
+    out = torch.empty(*query.shape[:2], value.shape[-1], dtype=torch.float64)
     for i in range(len(query)):
         position = start + i
         first = first_visible(params, position)
@@ -78,7 +78,7 @@ class PagedSequences:
         shape = backend.cache_shape(self._spec, len(blocks) + 1, block_size)
         self.cache = torch.full(shape, float("nan"), dtype=dtype)
         empty = torch.empty(0, params.kv_heads, params.head_size, dtype=dtype)
-        self._keys, self._values = [empty] * num_sequences, [empty] * num_sequences
+        self._keys, self._values = [empty] * num_sequences, [empty[..., : params.value_size]] * num_sequences
 
     def step(self, counts: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Give sequences the next tokens, by index and in this order; return the backend's answer and the truth."""
@@ -101,7 +101,8 @@ class PagedSequences:
             query_starts.append(query_starts[-1] + count)
             slots += [self._slot(sequence, position) for position in range(start, start + count)]
             keys.append(self._draw(count, self.params.kv_heads))
-            values.append(self._draw(count, self.params.kv_heads))
+            own = keys[-1] if self.params.value_size is not None else self._draw(count, self.params.kv_heads)
+            values.append(own[..., : self.params.value_size])
             self._keys[sequence] = torch.cat([self._keys[sequence], keys[-1]])
             self._values[sequence] = torch.cat([self._values[sequence], values[-1]])
         tables = [self._table(sequence, start) for sequence, start in zip(counts, starts, strict=True)]
@@ -189,6 +190,8 @@ class CrossSequences:
 
 def _spec(params: AttentionParams, dtype: torch.dtype) -> KVSpec:
     facts: Any = (params.kv_heads, params.head_size, str(dtype).removeprefix("torch."))
+    if params.value_size is not None:
+        return LatentKeys(*facts)
     if params.window is not None:
         return SlidingWindow(*facts, window=params.window)
     return FullAttention(*facts) if params.chunk is None else ChunkedLocal(*facts, chunk=params.chunk)

@@ -19,6 +19,7 @@ from core.errors import ConfigError, did_you_mean
 from core.testing.shrunken import causal_types, shrunken_config
 from core.testing.tiny_configs import DENSE, ENCODER_DECODERS, GPT_LIKE, MIXTURES, RECURRENT, UNLIKE_OTHERS, VOCAB
 from core.testing.tiny_encoders import POOLED
+from core.testing.tiny_latent import LATENT
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -132,6 +133,7 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     **DENSE,
     **GPT_LIKE,
     **MIXTURES,
+    **LATENT,
     **UNLIKE_OTHERS,
     **RECURRENT,
 }

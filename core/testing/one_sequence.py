@@ -24,13 +24,13 @@ from core.ops.table import OpTable
 
 
 class OneSequenceAttention:
-    """Attention over one sequence; the cache is [2, length, kv_heads, head_size] and the plan its first position."""
+    """Attention over one sequence; the cache is [vectors, length, kv_heads, head_size], the plan its first position."""
 
     graph_support = "none"
 
     def cache_shape(self, spec: Any, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return the shape of one layer's cache."""
-        return (2, num_blocks * block_size, spec.kv_heads, spec.head_size)
+        return (spec.vectors, num_blocks * block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: Any) -> Any:
         """Return the first position of the step."""
@@ -47,10 +47,12 @@ class OneSequenceAttention:
     ) -> torch.Tensor:
         """Write key and value, return attention; every score is computed."""
         end = plan + query.shape[0]
-        cache[0, plan:end], cache[1, plan:end] = key, value
+        cache[0, plan:end] = key
+        if params.value_size is None:
+            cache[1, plan:end] = value
         group = params.heads // params.kv_heads
         keys = cache[0, :end].repeat_interleave(group, 1)
-        values = cache[1, :end].repeat_interleave(group, 1)
+        values = cache[-1, :end, :, : params.value_size].repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", query, keys) * params.scale
         if params.softcap is not None:
             scores = torch.tanh(scores / params.softcap) * params.softcap
@@ -127,7 +129,7 @@ class Session:
 def _empty_cache(spec: CacheSpec, length: int) -> LayerCache:
     if isinstance(spec, RecurrentState):
         return tuple(torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for shape, dtype in spec.parts)
-    return torch.zeros(2, length, spec.kv_heads, spec.head_size, dtype=getattr(torch, spec.dtype))
+    return torch.zeros(spec.vectors, length, spec.kv_heads, spec.head_size, dtype=getattr(torch, spec.dtype))
 
 
 def _plan(spec: CacheSpec, start: int, count: int) -> int | StatePlan:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 VOCAB: Final = 300
 WINDOW: Final = 24
-_SHAPE: Final[Mapping[str, Any]] = {
+SHAPE: Final[Mapping[str, Any]] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -16,7 +16,7 @@ _SHAPE: Final[Mapping[str, Any]] = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
-_GROUPED: Final = {**_SHAPE, "num_key_value_heads": 2}
+_GROUPED: Final = {**SHAPE, "num_key_value_heads": 2}
 _DENSE: Final = {**_GROUPED, "head_dim": 24}
 _SLIDING: Final = ["sliding_attention", "full_attention", "sliding_attention"]
 _YARN: Final = {
@@ -70,7 +70,7 @@ DENSE: Final[Mapping[str, Tiny]] = {
     "ApertusForCausalLM": ("ApertusConfig", {**_GROUPED, "attention_bias": True}),
     "Starcoder2ForCausalLM": ("Starcoder2Config", {**_GROUPED, "sliding_window": WINDOW}),
     "PhiForCausalLM": ("PhiConfig", {**_GROUPED, "qk_layernorm": True, "rope_parameters": _HALF}),
-    "PersimmonForCausalLM": ("PersimmonConfig", {**_SHAPE, "qk_layernorm": True, "rope_parameters": _HALF}),
+    "PersimmonForCausalLM": ("PersimmonConfig", {**SHAPE, "qk_layernorm": True, "rope_parameters": _HALF}),
     "CohereForCausalLM": (
         "CohereConfig",
         {**_GROUPED, "attention_bias": True, "use_qk_norm": True, "logit_scale": 0.4},
@@ -117,7 +117,7 @@ _NEO: Final = {"vocab_size": VOCAB, "hidden_size": 64, "num_heads": 4, "max_posi
 GPT_LIKE: Final[Mapping[str, Tiny]] = {
     "OPTForCausalLM": (
         "OPTConfig",
-        {**_SHAPE, "ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 48},
+        {**SHAPE, "ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 48},
     ),
     "GPTNeoForCausalLM": (
         "GPTNeoConfig",
@@ -126,7 +126,7 @@ GPT_LIKE: Final[Mapping[str, Tiny]] = {
     "GPTJForCausalLM": ("GPTJConfig", {**_GPT, "rotary_dim": 8}),
     "CodeGenForCausalLM": ("CodeGenConfig", {**_GPT, "n_head": 8, "rotary_dim": 4, "n_inner": 96}),
     "GPTBigCodeForCausalLM": ("GPTBigCodeConfig", {**_GPT}),
-    "BioGptForCausalLM": ("BioGptConfig", {**_SHAPE, "tie_word_embeddings": True}),
+    "BioGptForCausalLM": ("BioGptConfig", {**SHAPE, "tie_word_embeddings": True}),
     "XGLMForCausalLM": (
         "XGLMConfig",
         {
@@ -155,12 +155,12 @@ GPT_LIKE: Final[Mapping[str, Tiny]] = {
     ),
     "FalconForCausalLM": (
         "FalconConfig",
-        {**_SHAPE, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True, "ffn_hidden_size": 96},
+        {**SHAPE, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True, "ffn_hidden_size": 96},
     ),
 }
 
 _MOE: Final = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-_ROUTED: Final = {
+ROUTED: Final = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
@@ -199,18 +199,18 @@ MIXTURES: Final[Mapping[str, Tiny]] = {
         "GraniteMoeSharedConfig",
         {**_GROUPED, **_GRANITE_MOE, "shared_intermediate_size": 48},
     ),
-    "Glm4MoeForCausalLM": ("Glm4MoeConfig", {**_DENSE, **_ROUTED, "use_qk_norm": True, "rope_parameters": _HALF}),
+    "Glm4MoeForCausalLM": ("Glm4MoeConfig", {**_DENSE, **ROUTED, "use_qk_norm": True, "rope_parameters": _HALF}),
     "Dots1ForCausalLM": (
         "Dots1Config",
         {
             **_DENSE,
-            **_ROUTED,
+            **ROUTED,
             "first_k_dense_replace": 1,
             "sliding_window": WINDOW,
             "max_window_layers": 1,
         },
     ),
-    "SolarOpenForCausalLM": ("SolarOpenConfig", {**_DENSE, **_ROUTED}),
+    "SolarOpenForCausalLM": ("SolarOpenConfig", {**_DENSE, **ROUTED}),
     "MiniMaxM2ForCausalLM": (
         "MiniMaxM2Config",
         {**_DENSE, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 12},
@@ -306,7 +306,7 @@ MIXTURES: Final[Mapping[str, Tiny]] = {
 }
 
 _GEMMA4: Final = {
-    **_SHAPE,
+    **SHAPE,
     "tie_word_embeddings": True,
     "num_hidden_layers": 6,
     "num_key_value_heads": 2,
@@ -392,14 +392,14 @@ _HYBRID: Final = {
     "mamba_proj_bias": True,
     "time_step_limit": (0.01, 2.0),
 }
-_MAMBA: Final = {**_SHAPE, "state_size": 8, "conv_kernel": 4, "use_bias": True, "time_step_rank": 6}
+_MAMBA: Final = {**SHAPE, "state_size": 8, "conv_kernel": 4, "use_bias": True, "time_step_rank": 6}
 
 RECURRENT: Final[Mapping[str, Tiny]] = {
     "MambaForCausalLM": ("MambaConfig", _MAMBA),
     "FalconMambaForCausalLM": ("FalconMambaConfig", {**_MAMBA, "mixer_rms_eps": 1e-3}),
     "Mamba2ForCausalLM": (
         "Mamba2Config",
-        {**_SHAPE, **_MAMBA2, "use_bias": True, "time_step_limit": (0.01, 2.0)},
+        {**SHAPE, **_MAMBA2, "use_bias": True, "time_step_limit": (0.01, 2.0)},
     ),
     "JambaForCausalLM": (
         "JambaConfig",

@@ -12,6 +12,7 @@ from core.config import EngineConfig
 from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, PoolingModel, SamplerContext
 from core.errors import EngineError
 from core.kv_spec import KVLayout, RecurrentState
+from core.latent_spec import LatentAttentionSpec
 from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.nn.state import LayerCache, prepare, state_views
@@ -189,15 +190,17 @@ def _attention_facts(spec: Any) -> dict[str, Any]:
     """Return what an attention backend must be able to do for this model."""
     if not isinstance(spec, DecoderSpec):
         return {}
-    layers = [layer.attention for layer in spec.layers if layer.attention is not None and layer.attention.causal]
+    layers = [layer.attention for layer in spec.layers if layer.attention is not None]
+    own = [layer for layer in layers if layer.causal]  # others keep nothing, and attend without us
+
+    def has(name: str) -> bool:
+        return any(getattr(layer, name, None) for layer in own)
+
     return {
-        "head_size": sorted({layer.head_size for layer in layers}),
-        "window": any(layer.window for layer in layers),
-        "chunk": any(layer.chunk for layer in layers),
-        "softcap": any(layer.softcap for layer in layers),
-        "alibi": any(layer.alibi for layer in layers),
-        "sinks": any(layer.sinks for layer in layers),
-        "distance_bias": any(layer.relative for layer in layers),
+        **{name: has(name) for name in ("window", "chunk", "softcap", "alibi", "sinks")},
+        "distance_bias": has("relative"),
+        "head_size": sorted({layer.head_size for layer in own}),
+        "latent": any(isinstance(layer, LatentAttentionSpec) for layer in own),
         "cross": spec.encoder is not None,
     }
 

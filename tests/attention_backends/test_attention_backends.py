@@ -28,6 +28,7 @@ REACHES: list[dict[str, Any]] = [
     {"sinks": torch.linspace(-1.0, 2.0, 4), "window": 7},
     {"distance_bias": torch.linspace(-3.0, 3.0, 4 * 21).view(4, 21)},
     {"distance_bias": torch.linspace(3.0, -3.0, 4 * 9).view(4, 9), "window": 7},
+    {"value_size": 5},
 ]
 CROSS_VARIANTS: list[dict[str, Any]] = [{}, {"softcap": 2.0}, {"kv_heads": 4}]
 LENGTHS = {0: 1, 1: 15, 2: 16, 3: 17, 4: 33}
@@ -118,6 +119,17 @@ def test_every_token_sees_all_of_what_an_encoder_made(
     assert_close(sequences.step({0: 3, 1: 1, 4: 20}))  # encoded in this step: two prompts, one of a single token
     assert_close(sequences.step({4: 1, 0: 1, 1: 1}))  # decoding only, nothing to encode
     assert_close(sequences.step({1: 1, 3: 1, 2: 5, 0: 30}))  # some are encoded, others were; more queries than keys
+
+
+@pytest.mark.parametrize("value_size", [1, 20, 24])
+def test_many_heads_share_one_key_that_begins_with_its_value(backend: Any, value_size: int) -> None:
+    params = AttentionParams(heads=6, kv_heads=1, head_size=24, scale=0.3, value_size=value_size)
+    sequences = PagedSequences(backend, params, num_sequences=3, max_len=200)
+    assert sequences.cache.numel() == len(sequences.cache) * 16 * 24  # one key per token and nothing else
+    for counts in ({0: 150, 1: 40, 2: 1}, {0: 1, 1: 1, 2: 1}, {1: 30, 0: 1, 2: 7}):
+        got, truth = sequences.step(counts)
+        assert got.shape[-1] == value_size
+        assert_close((got, truth))
 
 
 def test_many_sequences_decode_in_any_order(backend: Any) -> None:

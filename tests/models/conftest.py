@@ -34,7 +34,8 @@ def _by_transformers(folder: Path) -> Any:
     attention = "sdpa" if config.model_type == "falcon" else "eager"
     # Its grouped products of experts take aligned sizes only.
     settings = {"attn_implementation": attention, "experts_implementation": "eager", "dtype": torch.float32}
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, **settings).eval()
+    kind: Any = getattr(transformers, config.architectures[0], transformers.AutoModelForCausalLM)
+    return kind.from_pretrained(folder, config=config, **settings).eval()
 
 
 @pytest.fixture(scope="session")

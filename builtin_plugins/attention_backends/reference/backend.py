@@ -8,13 +8,13 @@ from core.api import AttentionInputs, AttentionParams, KVSpec
 
 
 class ReferenceAttention:
-    """Keys and values of a block are stored as [2, block_size, kv_heads, head_size]."""
+    """Keys and values of a block are stored as [vectors, block_size, kv_heads, head_size]."""
 
     graph_support = "none"
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [num_blocks, 2, block_size, kv_heads, head_size]."""
-        return (num_blocks, 2, block_size, spec.kv_heads, spec.head_size)
+        """Return [num_blocks, vectors, block_size, kv_heads, head_size]."""
+        return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
         """Nothing needs planning."""
@@ -32,13 +32,15 @@ class ReferenceAttention:
         """Write keys and values, then let each sequence look at what it may see."""
         blocks, offsets = plan.slots // plan.block_size, plan.slots % plan.block_size
         cache[blocks, 0, offsets] = key
-        cache[blocks, 1, offsets] = value
-        out = torch.empty_like(query)
+        if params.value_size is None:
+            cache[blocks, 1, offsets] = value
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
         for i, kv_len in enumerate(plan.kv_lens):
             start, end = plan.query_starts[i], plan.query_starts[i + 1]
             first = _first_visible(params, kv_len - (end - start)) // plan.block_size if params.causal else 0
             table = plan.block_table[i, first : -(-kv_len // plan.block_size)]
-            keys, values = cache[table, 0].flatten(0, 1), cache[table, 1].flatten(0, 1)
+            keys = cache[table, 0].flatten(0, 1)
+            values = cache[table, -1].flatten(0, 1)[..., : params.value_size]
             seen = kv_len - first * plan.block_size
             positions = torch.arange(kv_len - (end - start), kv_len, device=query.device)
             out[start:end] = _attend(
@@ -64,7 +66,7 @@ def _attend(
     positions: torch.Tensor,
     key_start: int,
 ) -> torch.Tensor:
-    """Return [n, heads, head_size] for one sequence; keys [m, kv_heads, head_size] begin at `key_start`."""
+    """Return [n, heads, size of a value] for one sequence; keys [m, kv_heads, head_size] begin at `key_start`."""
     per_kv = params.heads // params.kv_heads
     key = key.float().repeat_interleave(per_kv, dim=1)  # [m, heads, head_size]
     value = value.float().repeat_interleave(per_kv, dim=1)

@@ -15,16 +15,17 @@ HELD_SCORES: Final = 1 << 24
 
 
 class TorchAttention:
-    """A slot holds its key, then its value: [num_blocks, block_size, 2, kv_heads, head_size].
+    """A slot holds its key, then its value: [num_blocks, block_size, vectors, kv_heads, head_size].
 
-    Query heads of one key-value head are queries of their own, or a stride of zero; keys are never repeated.
+    Query heads of one key-value head are queries of their own, or a stride of zero; keys are never repeated. Where
+    values are parts of keys, whole keys are summed, because fused kernels want one size; the answer is cut at the end.
     """
 
     graph_support = "none"
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [num_blocks, block_size, 2, kv_heads, head_size]."""
-        return (num_blocks, block_size, 2, spec.kv_heads, spec.head_size)
+        """Return [num_blocks, block_size, vectors, kv_heads, head_size]."""
+        return (num_blocks, block_size, spec.vectors, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> StepPlan:
         """Return a plan that layers share."""
@@ -40,32 +41,35 @@ class TorchAttention:
         plan: StepPlan,
     ) -> torch.Tensor:
         """Write keys and values, then compute bucket by bucket and piece by piece."""
-        flat = cache.flatten(0, 1)  # [num_slots, 2, kv_heads, head_size]
-        flat[plan.slots] = torch.stack((key, value), dim=1)
+        flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, head_size]
+        if params.value_size is None:
+            flat[plan.slots] = torch.stack((key, value), dim=1)
+        else:
+            flat[plan.slots], value = key[:, None], key
         by_distance = params.distance_bias is not None
         held = 0 if _is_plain(params) and not by_distance else HELD_SCORES // params.heads
         buckets, pieces = plan.view(Reach(params.window, params.chunk, params.causal, by_distance), held)
         if len(buckets) == 1 and buckets[0].tokens is None:
-            return _decode(params, query, flat, buckets[0])
+            return _decode(params, query, flat, buckets[0])[..., : params.value_size]
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for bucket in buckets:
             out[bucket.tokens] = _decode(params, query[bucket.tokens], flat, bucket)
         for piece in pieces:
             _prefill(params, query, key, value, flat, piece, out)
-        return out
+        return out[..., : params.value_size]
 
 
 def _decode(params: AttentionParams, query: torch.Tensor, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     """Return [n, heads, head_size] for one query per sequence."""
     grouped = query.reshape(-1, params.kv_heads, params.heads // params.kv_heads, params.head_size)
     pages = flat.index_select(0, bucket.slots).view(len(grouped), bucket.length, *flat.shape[1:])
-    key, value = pages.permute(2, 0, 3, 1, 4).unbind(0)  # [n, kv_heads, length, head_size]
+    parts = pages.permute(2, 0, 3, 1, 4)  # [vectors, n, kv_heads, length, head_size]
     heads = (params.kv_heads, params.heads // params.kv_heads, 1)  # the last but one are the queries here
     mask = bucket.mask
     if bucket.ahead is not None:
         bias = _distance_bias(params, bucket.ahead).view(*heads[:2], len(grouped), bucket.length)
         mask = bias.permute(2, 0, 1, 3) + (0.0 if mask is None else mask)  # [n, kv_heads, per_kv, length]
-    return _attend(params, heads, grouped, key, value, mask, causal=False).reshape(query.shape)
+    return _attend(params, heads, grouped, parts[0], parts[-1], mask, causal=False).reshape(query.shape)
 
 
 def _prefill(
@@ -81,7 +85,8 @@ def _prefill(
     if piece.slots is None:
         key, value = key[piece.start : piece.end], value[piece.start : piece.end]
     else:
-        key, value = flat.index_select(0, piece.slots).unbind(1)
+        parts = flat.index_select(0, piece.slots)
+        key, value = parts[:, 0], parts[:, -1]
     per_kv = params.heads // params.kv_heads
     shape = (piece.end - piece.start, params.kv_heads, per_kv, params.head_size)
     grouped = query[piece.start : piece.end].reshape(shape).permute(1, 2, 0, 3)  # [kv_heads, per_kv, n, head_size]

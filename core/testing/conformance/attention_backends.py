@@ -5,6 +5,7 @@ Each check runs the variants the entry's `when` allows, on the CPU; a backend fo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from core.contracts import AttentionParams
-from core.kv_spec import FullAttention
+from core.kv_spec import FullAttention, LatentKeys
 from core.plugin.fit import why_not
 from core.testing.attention_oracle import CrossSequences, PagedSequences
 from core.testing.no_readback import no_readback
@@ -33,6 +34,7 @@ _REACHES: Final[tuple[dict[str, Any], ...]] = (
     {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.02])},
     {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "window": 7},
     {"distance_bias": torch.linspace(-2.0, 2.0, 4 * 21).view(4, 21)},
+    {"value_size": 12},
 )
 _FACTS: Final = ("window", "chunk", "softcap", "alibi", "sinks", "distance_bias", "cross")
 _BLOCK_SIZES: Final = (1, 4, 16)
@@ -53,8 +55,10 @@ def check_graph_support_is_stated(subject: Subject) -> None:
 
 def check_cache_takes_the_bytes_of_its_spec(subject: Subject) -> None:
     """Memory is divided by the spec; the shape says only how a block is laid out."""
-    for block_size in _BLOCK_SIZES:
-        spec = FullAttention(2, 64, "bfloat16")
+    specs = [FullAttention(2, 64, "bfloat16")]
+    if why_not(subject.entry, _facts({"value_size": 48}, "bfloat16", 64)) is None:
+        specs.append(LatentKeys(1, 64, "bfloat16"))
+    for block_size, spec in itertools.product(_BLOCK_SIZES, specs):
         shape = _make(subject).cache_shape(spec, 10, block_size)
         expected = 10 * block_size * spec.token_bytes // 2
         assert math.prod(shape) == expected, f"cache_shape gave {shape}, which has not {expected} elements."
@@ -131,12 +135,22 @@ def _variants(
     for dtype in _TOLERANCE:
         for reach in reaches:
             for head_size in _HEAD_SIZES:
-                facts: dict[str, Any] = {name: reach.get(name) is not None for name in _FACTS}
-                facts["cross"] = reach.get("causal") is False
-                facts |= {"device": "cpu", "dtype": dtype, "head_size": head_size, "isa": "none"}
-                if why_not(subject.entry, facts) is None:
+                if why_not(subject.entry, _facts(reach, dtype, head_size)) is None:
                     yield dtype, AttentionParams(4, 2, head_size, head_size**-0.5, **reach)
                     break
+
+
+def _facts(reach: dict[str, Any], dtype: str, head_size: int) -> dict[str, Any]:
+    """Return what a backend must be able to do."""
+    stated = {name: reach.get(name) is not None for name in _FACTS}
+    return {
+        **stated,
+        "latent": "value_size" in reach,
+        "device": "cpu",
+        "dtype": dtype,
+        "head_size": head_size,
+        "isa": "none",
+    }
 
 
 def _sequences(subject: Subject, params: AttentionParams, dtype: str, block_size: int) -> PagedSequences:

@@ -15,8 +15,8 @@ class Acme:
     graph_support = "none"
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [blocks, 2, block_size, kv_heads, head_size]: in each block its keys, then its values."""
-        return (num_blocks, 2, block_size, spec.kv_heads, spec.head_size)
+        """Return [blocks, vectors, block_size, kv_heads, head_size]: in each block its keys, then its values."""
+        return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> Any:
         """Return where to write the step's tokens, and per sequence its tokens in the step and its blocks."""
@@ -33,17 +33,20 @@ class Acme:
         cache: torch.Tensor,
         plan: Any,
     ) -> torch.Tensor:
-        """Write key and value to the cache, return attention [num_tokens, heads, head_size]."""
+        """Write key and value to the cache, return attention [num_tokens, heads, size of a value]."""
         (blocks, offsets), sequences = plan
-        cache[blocks, 0, offsets], cache[blocks, 1, offsets] = key, value
+        cache[blocks, 0, offsets] = key
+        if params.value_size is None:  # otherwise values are the beginnings of keys, and not kept again
+            cache[blocks, 1, offsets] = value
         block_size = cache.shape[2]
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
         for start, end, length, table in sequences:
             # Positions outside every window are not read: their blocks may hold another request's tokens by now.
             first = _first_visible(params, length - (end - start))
             at = torch.arange(first, length, device=query.device)
             blocks, offsets = table[at // block_size].long(), at % block_size
-            keys, values = cache[blocks, 0, offsets].float(), cache[blocks, 1, offsets].float()
+            keys = cache[blocks, 0, offsets].float()
+            values = cache[blocks, -1, offsets, :, : params.value_size].float()
             out[start:end] = _attend_one(params, query[start:end].float(), keys, values, length, first)
         return out
 

@@ -1,0 +1,109 @@
+"""Latent attention of one layer, in the form that never expands the cache.
+
+A head's key is W_k @ latent, so its score is query @ W_k @ latent: the query goes through W_k once, and all heads
+attend to the latents themselves as to one key. What they sum up are latents again, and W_v makes values of the sum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from core.contracts import AttentionParams
+from core.kv_spec import LatentKeys
+from core.nn.attention import growth
+from core.nn.linear import Linear, Slice
+from core.nn.norm import make_norm
+from core.nn.weights import empty_parameter, fill
+
+if TYPE_CHECKING:
+    from core.contracts import BuildContext
+    from core.latent_spec import LatentAttentionSpec
+    from core.nn.rotary import Rotary
+    from core.nn.weights import WeightMap
+    from core.weight_names import WeightNames
+
+
+class LatentAttention(nn.Module):
+    """Heads are split over ranks; every rank caches the whole latents."""
+
+    source = None
+    """No layer attends to another's latents."""
+
+    def __init__(
+        self,
+        spec: LatentAttentionSpec,
+        hidden: int,
+        names: WeightNames,
+        layer: str,
+        rotary: Rotary | None,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        self.spec, self.heads = spec, context.group.share(spec.heads, "num_attention_heads")
+        self._group, self._rotary, self._backend = context.group, rotary, context.attention
+        self.kv_spec = LatentKeys(1, spec.head_size, str(context.dtype).removeprefix("torch."))
+        self.params = AttentionParams(self.heads, 1, spec.head_size, spec.scale, value_size=spec.rank)
+        self.cache: torch.Tensor | None = None
+        parts = [Slice("latent", spec.head_size, f"{layer}.{names.latent}")]
+        self.query_norm: nn.Module | None = None
+        if spec.query_rank is not None:
+            parts.append(Slice("query", spec.query_rank, f"{layer}.{names.query_latent}"))
+            norm = f"{layer}.{names.query_latent_norm}"
+            self.query_norm = make_norm(spec.norm, spec.query_rank, context, weights, norm)
+        self.down = Linear(context, weights, parts[0].prefix, hidden, parts, bias=spec.bias)
+        self.latent_norm = make_norm(spec.norm, spec.rank, context, weights, f"{layer}.{names.latent_norm}")
+        self.query = Linear(
+            context,
+            weights,
+            f"{layer}.{names.q if spec.query_rank is None else names.query_up}",
+            spec.query_rank or hidden,
+            [Slice("q", spec.heads * (spec.key_size + spec.shared_size))],
+            split="rows",
+        )
+        self._expect_up(context, weights, f"{layer}.{names.latent_up}")
+        width = spec.heads * spec.value_size
+        self.out = Linear(
+            context, weights, f"{layer}.{names.o}", width, [Slice("o", hidden)], split="columns", bias=spec.bias
+        )
+
+    def _expect_up(self, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+        """Expect the products that make keys and values of a latent: head by head, first its key's rows."""
+        spec = self.spec
+        self.key_up = empty_parameter(self.heads, spec.key_size, spec.rank, dtype=context.dtype)
+        self.value_up = empty_parameter(self.heads, spec.rank, spec.value_size, dtype=context.dtype)
+        rows = spec.key_size + spec.value_size
+
+        def take(tensor: torch.Tensor) -> None:
+            own = self._group.cut(tensor.view(spec.heads, rows, spec.rank), 0)
+            fill(self.key_up.data, own[:, : spec.key_size])
+            fill(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
+
+        weights.add(f"{prefix}.weight", (spec.heads * rows, spec.rank), take)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """Return attention's output [n, hidden]; latents go to the cache."""
+        spec = self.spec
+        down = self.down(x)
+        latent, shared = down[:, self.down.slices["latent"]].split([spec.rank, spec.shared_size], dim=-1)
+        latent = self.latent_norm(latent)
+        if spec.latent_scale != 1.0:
+            latent = latent * spec.latent_scale
+        read = x if self.query_norm is None else self.query_norm(down[:, self.down.slices["query"]])
+        query = self.query(read).view(-1, self.heads, spec.key_size + spec.shared_size)
+        if spec.temperature is not None:
+            query = query * growth(spec.temperature, positions)[:, None, None].to(query.dtype)
+        plain, turning = query.split([spec.key_size, spec.shared_size], dim=-1)
+        shared = shared[:, None]
+        if self._rotary is not None:
+            turning, shared = self._rotary(turning, shared, positions)
+        plain = torch.bmm(plain.transpose(0, 1), self.key_up).transpose(0, 1)  # [n, heads, rank]
+        key = torch.cat([latent[:, None], shared], dim=-1)
+        assert self.cache is not None, "bind_kv was not called"
+        query = torch.cat([plain, turning], dim=-1)
+        sums = self._backend.attend(self.params, query, key, key[..., : spec.rank], self.cache, plan)
+        values = torch.bmm(sums.transpose(0, 1), self.value_up).transpose(0, 1)  # [n, heads, value_size]
+        return self.out(values.flatten(1))  # type: ignore[no-any-return]

@@ -1,0 +1,61 @@
+"""Tiny configs of models that attend over latents, every particular feature of each switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from core.testing.tiny_configs import ROUTED, SHAPE, Tiny
+
+_YARN: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.2,
+}
+_LATENT: Final = {
+    **SHAPE,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "attention_bias": True,
+    "rope_parameters": _YARN,
+}
+_MIXED: Final = {**_LATENT, **ROUTED, "first_k_dense_replace": 1}
+_PLAIN: Final = {"rope_type": "default", "rope_theta": 10000.0}
+_INDEXED: Final = {**_MIXED, "index_topk": 192, "index_head_dim": 16, "index_n_heads": 2}
+
+LATENT: Final[Mapping[str, Tiny]] = {
+    "DeepseekV2ForCausalLM": ("DeepseekV2Config", {**_MIXED, "topk_method": "group_limited_greedy"}),
+    "DeepseekV3ForCausalLM": ("DeepseekV3Config", {**_MIXED}),
+    "DeepseekV32ForCausalLM": ("DeepseekV32Config", {**_INDEXED}),
+    "AXK1ForCausalLM": ("AXK1Config", {**_MIXED, "moe_layer_freq": 2}),
+    "Glm4MoeLiteForCausalLM": (
+        "Glm4MoeLiteConfig",
+        {**_MIXED, "rope_interleave": False, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "GlmMoeDsaForCausalLM": ("GlmMoeDsaConfig", {**_INDEXED, "indexer_types": ["full", "shared", "full"]}),
+    "Mistral4ForCausalLM": (
+        "Mistral4Config",
+        {
+            **_MIXED,
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+                "partial_rotary_factor": 8 / 24,
+            },
+        },
+    ),
+    "MiniCPM3ForCausalLM": (
+        "MiniCPM3Config",
+        {**_LATENT, "mlp_bias": True, "scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 48},
+    ),
+    "YoutuForCausalLM": ("YoutuConfig", {**_LATENT, "q_lora_rank": None, "rope_parameters": _PLAIN}),
+}
+"""Architecture to its transformers config class and the facts of its tiny form."""
