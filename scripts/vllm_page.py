@@ -38,8 +38,10 @@ NOTES: Final[Mapping[str, str]] = {
     "max_num_batched_tokens": "left open: 2048, offline 4096",
     "max_num_seqs": "left open: 128, offline 256",
     "model": "the argument of `engine serve`, as there",
+    "pooler_config": "unknown keys are refused; no `enable_chunked_processing`",
     "prefix_caching_hash_algo": "`sha256` only",
     "quantization": "no method is built in; plugins bring them",
+    "runner": "no `draft`",
     "tokenizer_mode": "names of plugins",
 }
 """What is to know of flags that work."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from core import LLM
-from core.testing.checkpoints import VOCAB, make_checkpoint
+from core.nn.rotary import inverse_frequencies
+from core.testing.checkpoints import VOCAB, make_checkpoint, tiny_config
 from core.testing.tiny_encoders import POOLED
 
 TOLERANCE = 1e-4
@@ -78,8 +82,6 @@ def test_the_order_of_tokens_and_what_comes_behind_matters(architecture: str, tm
 
 
 def test_old_names_of_norms_and_of_the_bare_model_are_read(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = make_checkpoint("BertForMaskedLM", tmp_path, seed=1)
     ids = prompts()[0]
     with open_engine(folder) as llm:
@@ -94,3 +96,45 @@ def test_old_names_of_norms_and_of_the_bare_model_are_read(tmp_path: Path) -> No
     save_file(old, folder / "model.safetensors")
     with open_engine(folder) as llm:
         assert llm.embed(ids, use_tqdm=False)[0].outputs.embedding == expected
+
+
+def test_fields_of_published_nomic_configs_mean_what_transformers_fields_mean(spec_of: Any) -> None:
+    ours = tiny_facts("NomicBertModel")
+    published = SimpleNamespace(
+        architectures=["NomicBertModel"],
+        vocab_size=VOCAB,
+        n_embd=64,
+        n_head=4,
+        n_inner=96,
+        n_layer=3,
+        n_positions=256,
+        type_vocab_size=2,
+        layer_norm_epsilon=1e-12,
+        rotary_emb_base=1000,
+        rotary_emb_fraction=1.0,
+        qkv_proj_bias=False,
+        activation_function="swiglu",
+    )
+    assert spec_of("NomicBertModel", published) == spec_of("NomicBertModel", ours)
+
+
+def test_xlm_roberta_with_rotary_positions_is_jina(spec_of: Any) -> None:
+    ours = tiny_facts("JinaEmbeddingsV3Model")
+    ours.architectures = ["XLMRobertaModel"]
+    published = SimpleNamespace(**{**vars(ours), "position_embedding_type": "rotary", "rotary_emb_base": 20000.0})
+    del published.rope_parameters
+    assert spec_of("XLMRobertaModel", published) == spec_of("JinaEmbeddingsV3Model", ours)
+
+
+def test_published_gte_stretches_every_pair(spec_of: Any) -> None:
+    published = tiny_facts("GteModel")
+    published.rope_parameters, published.rope_theta = None, 500.0
+    published.rope_scaling = {"type": "ntk", "factor": 2.0}
+    rope = spec_of("NewModel", published).layers[0].attention.rope
+    exponents = torch.arange(0, 16, 2) / 16
+    expected = 1.0 / (1000.0**exponents) / 2.0 ** (2 / 16)
+    torch.testing.assert_close(inverse_frequencies(rope, 128)[0], expected)
+
+
+def tiny_facts(architecture: str) -> SimpleNamespace:
+    return SimpleNamespace(**json.loads(tiny_config(architecture, architectures=[architecture]).to_json_string()))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import BertModel
 
 from core import LLM, PoolingParams
@@ -57,8 +57,6 @@ def folder(tmp_path: Path, checkpoint: Callable[..., Path]) -> Path:
 @torch.inference_mode()
 def by_formula(folder: Path, ids: list[int]) -> torch.Tensor:
     """Return the embedding as the modules say, one after the other."""
-    from safetensors.torch import load_file
-
     hidden = BertModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
     first, second = (load_file(folder / f"{index}_Dense" / "model.safetensors") for index in (2, 3))
     x = torch.tanh(F.linear(hidden.mean(0), first["linear.weight"], first["linear.bias"]))
