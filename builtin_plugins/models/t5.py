@@ -73,8 +73,9 @@ def mt5(hf_config: object) -> DecoderSpec:
 
 
 def umt5(hf_config: object) -> DecoderSpec:
-    """Return the facts of a UMT5 config."""
-    return _t5(ModelFacts(hf_config), "gated-gelu", 1.0, shared=False)
+    """Return the facts of a UMT5 config, which scales like T5 whatever it says of tying."""
+    facts = ModelFacts(hf_config)
+    return _t5(facts, "gated-gelu", facts.count("d_model") ** -0.5, shared=False)
 
 
 def _t5(facts: ModelFacts, activation: str, logit_scale: float, *, shared: bool = True) -> DecoderSpec:

@@ -44,6 +44,12 @@ def refusal(model: str | Path, **settings: Any) -> str:
             "possible here: 1, 2, 3, 6, 12.",
         ),
         (
+            "T5ForConditionalGeneration",
+            {},
+            {"pipeline_parallel_size": 2},
+            "--pipeline-parallel-size 2 would part the model's encoder from its decoder; use --tensor-parallel-size instead.",
+        ),
+        (
             "LlamaForCausalLM",
             {"intermediate_size": 98},
             {"tensor_parallel_size": 4},

@@ -19,6 +19,7 @@ from core.testing.checkpoints import make_checkpoint
 from core.testing.tiny_configs import ENCODER_DECODERS, VOCAB
 
 FAST = ("BartForConditionalGeneration", "T5ForConditionalGeneration", "WhisperForConditionalGeneration")
+THREADS = str(Path(__file__).parents[1] / "executors" / "thread_ranks.py")
 SHAPES = ((70, 1), (3, 21), (33, 6), (45, 38))
 """Tokens the encoder reads (beyond every distance that has a number of its own), and the decoder's prompt."""
 NUM_GENERATED = 8
@@ -169,6 +170,17 @@ def test_same_with_the_engine_in_a_process_of_its_own(
             engine.shutdown()
 
     assert_equal(asyncio.run(ask_all()), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(ENCODER_DECODERS))
+def test_same_on_two_ranks(
+    architecture: str, checkpoint: Callable[[str], Path], cases: Callable[[str], list[Case]]
+) -> None:
+    wanted = cases(architecture)
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "threads", "plugins": [THREADS]}
+    with open_engine(checkpoint(architecture), **ranks) as llm:
+        assert_equal(llm.generate([case.prompt for case in wanted], PARAMS, use_tqdm=False), wanted)
 
 
 OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
