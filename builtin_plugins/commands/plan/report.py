@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.sizes import show_bytes
-from core.api import CacheSpec, ChunkedLocal, RecurrentState, SlidingWindow
+from core.api import CacheSpec, ChunkedLocal, CrossAttention, RecurrentState, SlidingWindow
 
 if TYPE_CHECKING:
     from core import MemoryPlan
@@ -142,6 +142,8 @@ def _keeps(spec: CacheSpec) -> str:
         return f"the last {spec.window:,} tokens"
     if isinstance(spec, ChunkedLocal):
         return f"chunks of {spec.chunk:,} tokens"
+    if isinstance(spec, CrossAttention):
+        return f"up to {spec.max_len:,} positions of the encoder"
     return "all tokens"
 
 
