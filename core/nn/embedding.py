@@ -75,7 +75,8 @@ class Head(nn.Module):
 
         def untie(tensor: torch.Tensor) -> None:
             apart = WeightMap()
-            self.rows = VocabWeight(vocab, hidden, context, apart, prefix)
+            with torch.device(context.device):
+                self.rows = VocabWeight(vocab, hidden, context, apart, prefix)
             apart.load([(f"{prefix}.weight", tensor)])
 
         if unless_stored:

@@ -14,7 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from core import LLM, AsyncLLM, RequestOutput, SamplingParams
+from core import LLM, AsyncLLM, RequestOutput, SamplingParams, memory_plan
+from core.engine.front import load_from_kwargs
 from core.testing.checkpoints import make_checkpoint
 from core.testing.tiny_configs import ENCODER_DECODERS, VOCAB
 
@@ -210,6 +211,14 @@ def test_a_head_of_its_own_is_used_where_the_checkpoint_has_one(tmp_path: Path) 
     wanted = truth("T5ForConditionalGeneration", tmp_path)
     with open_engine(tmp_path) as llm:
         assert_equal(llm.generate([case.prompt for case in wanted], PARAMS, use_tqdm=False), wanted)
+
+
+@pytest.mark.parametrize("architecture", FAST)
+def test_memory_is_planned_without_reading_weights(architecture: str, checkpoint: Callable[[str], Path]) -> None:
+    settings = {"model": str(checkpoint(architecture)), "dtype": "float32", "max_model_len": 100}
+    plan = memory_plan(*load_from_kwargs(settings))
+    assert not plan.obstacle
+    assert plan.requests_at_once(100) > 1
 
 
 def test_a_text_is_what_the_encoder_reads(checkpoint: Callable[[str], Path]) -> None:
