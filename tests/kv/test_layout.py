@@ -4,10 +4,11 @@ import pytest
 
 from core.errors import ConfigError
 from core.kv import plan_layout
-from core.kv_spec import ChunkedLocal, FullAttention, LayerKV, SlidingWindow
+from core.kv_spec import ChunkedLocal, FullAttention, LayerKV, RecurrentState, SlidingWindow
 
 FULL = FullAttention(2, 64, "bfloat16")
 WINDOW = SlidingWindow(2, 64, "bfloat16", window=32)
+STATE = RecurrentState((((3, 100), "bfloat16"), ((16, 64), "float32")))
 LIMITS = {"block_size": 16, "max_model_len": 256, "max_num_seqs": 8}
 
 
@@ -81,3 +82,34 @@ def test_huge_memory_does_not_make_more_blocks_than_can_be_of_use():
 def test_a_model_without_caching_layers_has_an_empty_layout():
     layout = plan_layout([], memory_bytes=0, **LIMITS)
     assert (layout.groups, layout.pools, layout.hash_block_size) == ([], [], 16)
+
+
+def test_states_have_a_pool_of_their_own_with_room_for_all_requests_and_what_they_leave():
+    layout = plan_layout(layers(FULL, STATE, STATE), memory_bytes=2**25, state_block_size=60, **LIMITS)
+    assert [(group.block_size, group.pool) for group in layout.groups] == [(16, 0), (64, 1)]
+    assert layout.pools[1].slot_bytes == 608 + 4096  # parts begin at multiples of 16
+    assert layout.pools[1].num_blocks == 8 * 4 + 1
+    assert layout.hash_block_size == 16
+
+
+def test_without_prefix_caching_a_state_block_is_the_whole_context():
+    layout = plan_layout(layers(FULL, STATE), memory_bytes=2**25, **LIMITS)
+    assert layout.groups[1].block_size == 256
+    assert layout.pools[1].num_blocks == 8 + 1
+
+
+def test_states_take_half_of_scarce_memory_at_most_and_leave_attention_its_longest_request():
+    scarce = plan_layout(layers(FULL, STATE), memory_bytes=2**18, state_block_size=16, **LIMITS)
+    taken = [pool.num_blocks * pool.block_bytes for pool in scarce.pools]
+    assert sum(taken) <= 2**18
+    assert taken[1] <= 2**17
+    least = 17 * (16 * FULL.token_bytes + 4704)
+    plan_layout(layers(FULL, STATE), memory_bytes=least, state_block_size=16, **LIMITS)
+    with pytest.raises(ConfigError, match="KV blocks"):
+        plan_layout(layers(FULL, STATE), memory_bytes=least - 1, state_block_size=16, **LIMITS)
+
+
+def test_the_override_counts_the_blocks_of_attention():
+    layout = plan_layout(layers(FULL, STATE), memory_bytes=0, num_blocks=20, state_block_size=64, **LIMITS)
+    assert [pool.num_blocks for pool in layout.pools] == [21, 33]
+    assert plan_layout(layers(STATE), memory_bytes=0, num_blocks=20, **LIMITS).pools[0].num_blocks == 21

@@ -3,16 +3,17 @@
 import pytest
 
 from core.kv import KVManager, plan_layout
-from core.kv_spec import ChunkedLocal, FullAttention, LayerKV, SlidingWindow
+from core.kv_spec import ChunkedLocal, FullAttention, LayerKV, RecurrentState, SlidingWindow
 
 FULL = FullAttention(2, 64, "bfloat16")
 WINDOW = SlidingWindow(2, 64, "bfloat16", window=32)
+STATE = RecurrentState((((4, 8), "float32"),), block_size=32)
 
 
 def make_manager(*specs, num_blocks=100, block_size=16, **options):
     layers = [LayerKV(f"layer{i}", spec) for i, spec in enumerate(specs)]
     layout = plan_layout(
-        layers, block_size=block_size, memory_bytes=0, num_blocks=num_blocks, max_model_len=1, max_num_seqs=1
+        layers, block_size=block_size, memory_bytes=0, num_blocks=num_blocks, max_model_len=1, max_num_seqs=10
     )
     return KVManager(layout, **options)
 
@@ -230,3 +231,39 @@ def test_a_windowed_model_fits_any_length_in_few_blocks():
     kv = make_manager(WINDOW, num_blocks=5)
     assert kv.fits_empty(100_000, 16)
     assert not kv.fits_empty(100_000, 64)
+
+
+def test_a_state_takes_one_block_and_a_second_where_a_token_crosses_a_boundary():
+    kv = make_manager(STATE, num_blocks=4, prefix_caching=False)
+    lease, _ = start(kv, list(range(70)))
+    kv.trim(lease, 70)
+    assert lease.tables == [[0, 0, 3]]
+    kv.trim(lease, 96)
+    assert kv.extend(lease, 96, 97) == [(0, [4])]
+    assert held(lease) == 2
+    kv.trim(lease, 97)
+    assert held(lease) == 1
+    kv.check([lease])
+
+
+def test_states_are_found_at_boundaries_and_shorten_what_attention_finds():
+    kv = make_manager(FULL, STATE)
+    tokens = list(range(100))
+    lease, _ = start(kv, tokens)
+    kv.trim(lease, 100)
+    hit = kv.find(kv.open(), tokens, 99)
+    assert hit.num_tokens == 96
+    assert [len(blocks) for blocks in hit.blocks] == [6, 1]
+    assert kv.find(kv.open(), tokens, 95).num_tokens == 64
+    kv.close(lease)
+    kv._pools[1].forget(hit.blocks[1][0])
+    assert kv.find(kv.open(), tokens, 99).num_tokens == 64
+
+
+def test_a_state_that_is_shared_is_read_and_never_taken_to_write():
+    kv = make_manager(STATE)
+    first, _ = start(kv, list(range(64)))
+    second, cached = start(kv, [*range(64), 1, 2])
+    assert cached == 64
+    assert second.tables[0] == [0, first.tables[0][1], 3]
+    kv.check([first, second])

@@ -16,7 +16,7 @@ from typing import Any
 from core.errors import InvalidRequest
 from core.kv import KVManager, plan_layout
 from core.kv.reach import first_needed
-from core.kv_spec import ChunkedLocal, FullAttention, KVLayout, LayerKV, SlidingWindow
+from core.kv_spec import ChunkedLocal, FullAttention, GroupLayout, KVLayout, LayerKV, RecurrentState, SlidingWindow
 from core.scheduler import Scheduler, SchedulerLimits
 from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
 from core.types import SamplingParams
@@ -210,12 +210,12 @@ class FakeWorker:
         """Write the keys computed elsewhere that a token at `reader` sees; those from `wrong_from` on are wrong."""
         for index, group in enumerate(self.layout.groups):
             low = first_needed(group.spec, reader) // group.block_size * group.block_size
-            for position in positions:
+            state = isinstance(group.spec, RecurrentState)
+            for position in range(positions.start, min(positions.stop, reader)) if state else positions:
                 block = tables[index][position // group.block_size : position // group.block_size + 1]
                 if block and block[0] and position >= low:
-                    cell = self.contents.setdefault((group.pool, block[0]), {})
                     wrong = position >= wrong_from
-                    cell[position % group.block_size] = POISON if wrong else (index, sequence.hash_at(position))
+                    self._write(group, block[0], position, POISON if wrong else (index, sequence.hash_at(position)))
 
     def fail_steps(self) -> None:
         """The steps in flight fail: what they were to write is garbage."""
@@ -223,9 +223,14 @@ class FakeWorker:
             for tables, start, count in zip(item.tables, item.starts, item.counts, strict=True):
                 for group, table in zip(self.layout.groups, tables, strict=True):
                     for position in range(start, start + count):
-                        cell = self.contents.setdefault((group.pool, table[position // group.block_size]), {})
-                        cell[position % group.block_size] = (-1, -1)
+                        self._write(group, table[position // group.block_size], position, (-1, -1))
         self.queue.clear()
+
+    def _write(self, group: GroupLayout, block: int, position: int, value: tuple[int, int]) -> None:
+        cell = self.contents.setdefault((group.pool, block), {})
+        if isinstance(group.spec, RecurrentState):
+            cell.clear()  # there is one state, that after the last token
+        cell[position % group.block_size] = value
 
     def _write_and_read(self, sequence: Sequence, tables: list[list[int]], start: int, end: int) -> None:
         for index, group in enumerate(self.layout.groups):
@@ -237,8 +242,8 @@ class FakeWorker:
                 assert right or sequence.tainted, f"{sequence.request_id} reads wrong keys"
         for index, group in enumerate(self.layout.groups):
             for position in range(start, end):
-                cell = self.contents.setdefault((group.pool, tables[index][position // group.block_size]), {})
-                cell[position % group.block_size] = POISON if sequence.tainted else (index, sequence.hash_at(position))
+                value = POISON if sequence.tainted else (index, sequence.hash_at(position))
+                self._write(group, tables[index][position // group.block_size], position, value)
 
 
 LAYERS = {
@@ -259,6 +264,12 @@ LAYERS = {
         LayerKV("c", ChunkedLocal(1, 16, "float32", block_size=4, chunk=12)),
     ],
     "windowed": [LayerKV("a", SlidingWindow(1, 8, "float32", window=5))],
+    "states": [LayerKV("a", RecurrentState((((8,), "float32"),), block_size=4))],
+    "stateful": [
+        LayerKV("a", FullAttention(1, 8, "float32")),
+        LayerKV("b", SlidingWindow(1, 8, "float32", window=6)),
+        LayerKV("c", RecurrentState((((3, 8), "float32"), ((8, 8), "float32")), block_size=6)),
+    ],
     "none": [],
 }
 

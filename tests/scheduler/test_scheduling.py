@@ -14,7 +14,7 @@ def prompt(length, first=1):
     return [1 + (first * 31 + i * 7) % (VOCAB - 1) for i in range(length)]
 
 
-@pytest.mark.parametrize("layers", ["full", "hybrid", "three", "sizes", "windowed", "none"])
+@pytest.mark.parametrize("layers", ["full", "hybrid", "three", "sizes", "windowed", "states", "stateful", "none"])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_tokens_are_those_of_a_request_alone(layers, depth):
     engine = Engine(layers, depth=depth, num_blocks=60)

@@ -84,6 +84,8 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
             shape, bias = sum(counts), draw(4, 2 * max(counts, default=1) - 1).float()
             yield draw(shape, 4, 8), draw(shape, 2, 8), draw(shape, 2, 8), counts, 0.3, window, bias
             yield draw(shape, 4, 8), draw(shape, 4, 8), draw(shape, 4, 8), counts, 0.3, window
+    elif op in ("causal_conv", "ssd_scan", "selective_scan"):
+        yield from _recurrent_examples(op, draw)
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)
     else:
@@ -124,3 +126,19 @@ def _rotary_examples(draw: Draw) -> Iterator[tuple[Any, ...]]:
             positions = torch.arange(rows) * 5 % 32
             for interleaved in (False, True):
                 yield query, key, table, positions, interleaved
+
+
+def _recurrent_examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
+    """Yield stretches of sequences and what came before each."""
+    for n, length in ((1, 1), (3, 1), (2, 5), (1, 70)):
+        x = draw(n, length, 12)
+        if op == "causal_conv":
+            for bias in (draw(12), None):
+                yield x, draw(n, 3, 12), draw(4, 12), bias, bias is None
+        elif op == "ssd_scan":
+            step, decay = draw(n, length, 4).float().exp(), -draw(4).float().exp()
+            write, read = draw(n, length, 2, 8), draw(n, length, 2, 8)
+            yield x.view(n, length, 4, 3), step, decay, write, read, draw(n, 4, 3, 8).float()
+        else:
+            step, decay = x.float().exp(), -draw(12, 8).float().exp()
+            yield x, step, decay, draw(n, length, 8), draw(n, length, 8), draw(n, 12, 8).float()
