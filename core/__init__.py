@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from core.cli.memory_plan import MemoryPlan, memory_plan
     from core.engine.async_llm import AsyncLLM
     from core.engine.llm import LLM
-    from core.pooling_types import (
+    from core.pooling.outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
-        PoolingParams,
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
+    from core.pooling_types import PoolingParams
     from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
@@ -27,14 +27,14 @@ _HOMES = {
     "LLM": "core.engine.llm",
     "MemoryPlan": "core.cli.memory_plan",
     "CompletionOutput": "core.types",
-    "ClassificationRequestOutput": "core.pooling_types",
-    "EmbeddingRequestOutput": "core.pooling_types",
+    "ClassificationRequestOutput": "core.pooling.outputs",
+    "EmbeddingRequestOutput": "core.pooling.outputs",
     "PoolingParams": "core.pooling_types",
-    "PoolingRequestOutput": "core.pooling_types",
+    "PoolingRequestOutput": "core.pooling.outputs",
     "RequestOutput": "core.types",
     "RequestOutputKind": "core.types",
     "SamplingParams": "core.types",
-    "ScoringRequestOutput": "core.pooling_types",
+    "ScoringRequestOutput": "core.pooling.outputs",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",
     "memory_plan": "core.cli.memory_plan",

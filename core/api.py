@@ -105,7 +105,7 @@ from core.parsing import (
 from core.plugin import load_plan, make_plan
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.pooling_spec import DenseSpec, PoolingSpec, SentenceFacts
-from core.pooling_types import PoolingParams, PoolingRequestOutput
+from core.pooling_types import PoolingParams
 from core.recurrent_spec import Mamba2Spec, MambaSpec, RecurrentSpec
 from core.rope_spec import (
     DynamicScaling,
@@ -203,7 +203,6 @@ __all__ = [
     "Pooler",
     "PoolingModel",
     "PoolingParams",
-    "PoolingRequestOutput",
     "PoolingSpec",
     "ProcessFrozen",
     "ProcessKilled",

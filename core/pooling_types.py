@@ -1,24 +1,14 @@
-"""What users of pooling models touch: parameters and outputs, field-compatible with vLLM's; and what crosses processes.
-
-Knows no torch: an output makes its tensor when it is asked for.
-"""
+"""Parameters of pooling requests, field-compatible with vLLM's, and what of pooling crosses processes."""
 
 from __future__ import annotations
 
-import math
 from array import array
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from core.errors import InvalidRequest, did_you_mean
 from core.types import MAX_INT, MAX_LISTED_TOKENS, Bound, RequestOutputKind, make_checks
-
-if TYPE_CHECKING:
-    import torch
-
-    from core.types import RequestOutput
 
 TASKS: Final = ("embed", "classify", "score", "token_embed", "token_classify")
 """What can be asked of a pooling model: one vector, scores of labels or one score for a prompt, or for each token."""
@@ -87,14 +77,6 @@ class Pooled(msgspec.Struct, array_like=True, frozen=True):
         found.frombytes(self.data)
         return found.tolist()
 
-    def tensor(self) -> torch.Tensor:
-        """Return them as a tensor."""
-        import torch  # lazy: slow to import
-
-        if not self.data:
-            return torch.empty(self.shape)
-        return torch.frombuffer(bytearray(self.data), dtype=torch.float32).view(self.shape)
-
 
 class PoolingInfo(msgspec.Struct, frozen=True):
     """What a worker's pooling model can do, as requests are checked by it."""
@@ -113,85 +95,3 @@ class PoolingInfo(msgspec.Struct, frozen=True):
     """What ends a step, where requests do not say."""
     pairs: bool = False
     """Scores of pairs come from reading both texts together."""
-
-
-@dataclass(slots=True)
-class PoolingOutput:
-    """What the model made of one prompt."""
-
-    pooled: Pooled
-
-    @property
-    def data(self) -> torch.Tensor:
-        """The numbers: [size], or [tokens, size]."""
-        return self.pooled.tensor()
-
-
-@dataclass(slots=True)
-class EmbeddingOutput:
-    """One embedding."""
-
-    embedding: list[float]
-
-    @property
-    def hidden_size(self) -> int:
-        """Numbers in it."""
-        return len(self.embedding)
-
-
-@dataclass(slots=True)
-class ClassificationOutput:
-    """One probability (or score) for each label."""
-
-    probs: list[float]
-
-    @property
-    def num_classes(self) -> int:
-        """Number of labels."""
-        return len(self.probs)
-
-
-@dataclass(slots=True)
-class ScoringOutput:
-    """How near two texts are."""
-
-    score: float
-
-
-Out = TypeVar("Out", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
-
-
-@dataclass
-class PoolingRequestOutput(Generic[Out]):
-    """The end of one request; `outputs` is what it asked for."""
-
-    request_id: str
-    outputs: Out
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
-
-    @classmethod
-    def of(cls, output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
-        """Return what the engine's own output says."""
-        assert output.pooled is not None, "the request failed"
-        ids, cached = output.prompt_token_ids or [], output.num_cached_tokens or 0
-        return PoolingRequestOutput(output.request_id, PoolingOutput(output.pooled), ids, cached)
-
-
-class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """The end of a request for an embedding."""
-
-
-class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
-    """The end of a request for scores of labels."""
-
-
-class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """The end of a request for one score."""
-
-
-def cosine(first: list[float], second: list[float]) -> float:
-    """Return the cosine of the angle between two embeddings; 0 where one is nothing but zeros."""
-    lengths = math.sqrt(math.fsum(x * x for x in first) * math.fsum(x * x for x in second))
-    return math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0

@@ -17,7 +17,8 @@ from core.engine.output import OutputProcessor
 from core.engine.sinks import Meter
 from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
 from core.pooling.calls import pooled_output
-from core.pooling_types import PoolingOutput, PoolingParams, PoolingRequestOutput
+from core.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from core.pooling_types import PoolingParams
 from core.step import EngineRequest, RequestDelta, StepNews
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
-from core import pooling_types as pooled
 from core.config import EngineConfig
 from core.contracts import Tokenizer
 from core.engine.front import load_from_kwargs, open_here
@@ -16,7 +15,9 @@ from core.engine.interrupts import Interrupts
 from core.engine.output import OutputProcessor
 from core.errors import InvalidRequest
 from core.plugin import Registry
+from core.pooling import outputs as pooled
 from core.pooling.calls import Calls
+from core.pooling_types import PoolingParams
 from core.prompts import Prompt
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 
@@ -174,7 +175,7 @@ class LLM:
         self,
         request_id: str,
         prompt: PromptType | Prompt,
-        sampling_params: SamplingParams | pooled.PoolingParams,
+        sampling_params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
     ) -> None:

@@ -84,6 +84,8 @@ class Decoder(nn.Module):
                 others.append(f"{names.embed}.weight")
         if not stage.is_last:
             others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
+            behind = spec.pooling.head if spec.pooling is not None else ()
+            others += [f"{name}.*" for dense in behind for name in (dense.name, dense.norm_name) if name]
         elif spec.tied_head is True:
             others.append(f"{names.head}.weight")
         elif spec.pooling is not None and not spec.pooling.logits:

@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.errors import InvalidRequest, RequestFailed
-from core.pooling_types import (
+from core.pooling.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    PoolingInfo,
     PoolingOutput,
-    PoolingParams,
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
     cosine,
 )
+from core.pooling_types import PoolingInfo, PoolingParams
 
 if TYPE_CHECKING:
     from core.pooling.prompts import PoolingPrompts
