@@ -368,6 +368,11 @@ class DecoderSpec:
             raise ModelError("num_hidden_layers is 0; a model has at least one layer.")
 
     @property
+    def has_head(self) -> bool:
+        """Say whether it makes logits of tokens: a model that is pooled leaves its head out, mostly."""
+        return self.pooling is None or self.pooling.logits
+
+    @property
     def bidirectional(self) -> bool:
         """Say whether a prompt must be computed in one step."""
         return any(layer.attention is not None and not layer.attention.causal for layer in self.layers)

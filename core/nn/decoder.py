@@ -80,16 +80,16 @@ class Decoder(nn.Module):
             others += [
                 f"{prefix}.*" for prefix in (names.positions, names.token_types, names.embed_in, names.embed_norm)
             ]
-            if not (stage.is_last and spec.tied_head):
+            if not (stage.is_last and spec.tied_head and spec.has_head):
                 others.append(f"{names.embed}.weight")
         if not stage.is_last:
             others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
             behind = spec.pooling.head if spec.pooling is not None else ()
             others += [f"{name}.*" for dense in behind for name in (dense.name, dense.norm_name) if name]
+        elif not spec.has_head:
+            others += [f"{names.embed_out}.*", f"{names.head}.*"]
         elif spec.tied_head is True:
             others.append(f"{names.head}.weight")
-        elif spec.pooling is not None and not spec.pooling.logits:
-            others += [f"{names.embed_out}.*", f"{names.head}.*"]
         return others
 
     def _build_first(self, spec: DecoderSpec, context: BuildContext) -> None:
@@ -166,7 +166,7 @@ class Decoder(nn.Module):
         if spec.pooling is not None:
             self.pooling_head = PoolingHead(spec.pooling, spec.vocab_size if spec.pooling.logits else hidden, weights)
         self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
-        if spec.pooling is not None and not spec.pooling.logits:
+        if not spec.has_head:
             return
         self.embed_out = self._resize(hidden, width, names.embed_out, context)
         tied_to: VocabWeight | None = None
