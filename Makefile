@@ -8,9 +8,10 @@ SHELL := /bin/bash
 
 SYSTEM_SITE ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-MODEL ?= build/tiny-model
+MODEL ?=
 PORT ?= 8000
-SERVED = $(if $(filter build/tiny-model,$(MODEL)),tiny,$(MODEL))
+SERVED = $(or $(MODEL),demo)
+DEMO_FLAGS = $(if $(MODEL),,--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -46,13 +47,10 @@ $(STAMPS)/kernels: $(STAMPS)/packages $(KERNEL_SOURCES)
 
 # --- run ---------------------------------------------------------------------------------------------------
 
-build/tiny-model: | setup
-	@$(PY) scripts/tiny_model.py $@
-
 .PHONY: serve
-serve: setup $(filter build/tiny-model,$(MODEL)) ## HTTP server on 127.0.0.1:8000 with a tiny random model
+serve: setup ## HTTP server on 127.0.0.1:8000 with the demo model
 	@scripts/curl-line $(PORT) $(SERVED)
-	@$(BIN)/engine serve $(MODEL) --served-model-name $(SERVED) --port $(PORT)
+	@$(BIN)/engine serve $(MODEL) --served-model-name $(SERVED) --port $(PORT) $(DEMO_FLAGS)
 
 # --- judge -------------------------------------------------------------------------------------------------
 

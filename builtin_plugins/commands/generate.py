@@ -45,7 +45,7 @@ class Generate:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add prompts, sampling parameters and the form of the output."""
-        parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
+        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
         parser.add_argument(
             "--prompt", action="append", metavar="TEXT", help="may be repeated; default: standard input"
         )

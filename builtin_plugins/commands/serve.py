@@ -24,7 +24,7 @@ class Serve:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model."""
-        parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
+        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
 
     def run(self, context: Any) -> int:
         """Serve; returns when the server has stopped."""

@@ -21,8 +21,8 @@ LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "proc
 class ModelConfig:
     """Which model, and how it is interpreted."""
 
-    model: str = "scripted:"
-    """Local folder, hub id, or `scripted:`."""
+    model: str = "default"
+    """Local folder, hub id, or a name that a plugin knows; default: the model a plugin brings for it."""
     served_model_name: list[str] | None = None
     """Names the API answers to; the first is shown. Default: the model as given."""
     runner: Literal["auto", "generate", "pooling"] = "auto"
@@ -70,7 +70,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ConfigError("--model is empty; give a local folder, a hub id, or `scripted:`.")
+            raise ConfigError("--model is empty; give a local folder or a hub id, or leave it out.")
         if self.served_model_name is not None and not all(self.served_model_name or [""]):
             raise ConfigError("--served-model-name holds no usable name; give at least one, none of them empty.")
         _at_least(self, max_logprobs=-1)

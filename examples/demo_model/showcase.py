@@ -51,13 +51,13 @@ SHOWCASE: Final = {
         thinking=False,
     ),
     "tool": Shown(
-        asked("What is the weather in Paris?"),
+        asked("Get the weather in Paris."),
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
         tools=[WEATHER],
     ),
     "tool result": Shown(
         [
-            *asked("What is the weather in Paris?"),
+            *asked("Get the weather in Paris."),
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
             {"role": "tool", "content": '{"weather": "sunny"}'},
         ],

@@ -31,7 +31,7 @@ LONGEST: Final = 640
 class Plan:
     """How long and how fast to learn."""
 
-    steps: int = 4200
+    steps: int = 4440
     step_items: int = 80
     batch_tokens: int = 2400
     """Tokens computed at once by a thread."""

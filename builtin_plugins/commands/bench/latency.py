@@ -44,7 +44,7 @@ class Latency:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add model, batch and output."""
-        parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
+        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
         for name, default, text in (
             ("input-len", 32, "tokens of each prompt"),
             ("output-len", 128, "tokens to generate for each"),

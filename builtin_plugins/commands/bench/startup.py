@@ -46,7 +46,7 @@ class Startup:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add model, number of runs and output."""
-        parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
+        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
         parser.add_argument("--num-iters-warm", type=int, default=3, metavar="N", help="warm starts (default: 3)")
         parser.add_argument(
             "--num-iters-cold",

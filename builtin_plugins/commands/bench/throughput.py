@@ -43,7 +43,7 @@ class Throughput:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add model, requests and output."""
-        parser.add_argument("model", nargs="?", help="local folder, hub id, or `scripted:`")
+        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
         parser.add_argument("--num-iters", type=int, default=1, metavar="N", help="measured runs (default: 1)")
         parser.add_argument(
             "--num-warmups", type=int, default=8, metavar="N", help="short requests before (default: 8)"

@@ -1,0 +1,1 @@
+"""The demo model, which is taken where the user names none."""

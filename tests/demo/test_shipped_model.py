@@ -1,0 +1,85 @@
+"""The model in the wheel: its files, its answers, and how sure it is of those that are shown."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from builtin_plugins.demo.plugin import engine_find_model
+from core import SamplingParams
+from examples.demo_model.chat import TEMPLATE
+from examples.demo_model.evaluate import TARGETS, answers, score
+from examples.demo_model.mix import evaluation_items
+from examples.demo_model.showcase import SHOWCASE
+
+MARGIN = 1.0
+SAMPLE = 30
+SLACK = 10
+"""Percentage points that a sample this small may lie below the target."""
+
+
+def test_the_shipped_files_are_small_and_complete(model_folder):
+    sizes = {path.name: path.stat().st_size for path in model_folder.iterdir()}
+    assert sizes["model.safetensors"] <= 16e6
+    assert sum(sizes.values()) <= 20e6
+    assert sizes.keys() >= {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+    }
+    assert (model_folder / "chat_template.jinja").read_text() == TEMPLATE.read_text().rstrip("\n")
+    assert json.loads((model_folder / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_no_name_means_the_shipped_model(model_folder):
+    assert engine_find_model("default") == engine_find_model("demo:") == str(model_folder)
+    assert engine_find_model("demo") is None
+
+
+@pytest.mark.parametrize("name", SHOWCASE)
+def test_what_is_shown_is_answered_and_each_token_is_sure(name, demo_llm):
+    shown = SHOWCASE[name]
+    options = {} if shown.thinking else {"chat_template_kwargs": {"enable_thinking": False}}
+    sampling = SamplingParams(temperature=0, max_tokens=200, logprobs=2)
+    (output,) = demo_llm.chat(shown.messages, sampling, use_tqdm=False, tools=shown.tools or None, **options)
+    assert output.outputs[0].text == shown.answer
+    assert output.outputs[0].finish_reason == "stop"
+    for place in output.outputs[0].logprobs:
+        (best, next_best) = sorted((entry.logprob for entry in place.values()), reverse=True)[:2]
+        assert best - next_best >= MARGIN
+
+
+@pytest.mark.parametrize(("skill", "line"), TARGETS)
+def test_a_sample_of_the_evaluation_is_right(skill, line, demo_llm):
+    items = list(evaluation_items(skill, seed=0, count=SAMPLE))
+    right, count = score(items, answers(demo_llm, items))[skill][line]
+    assert 100 * right / count >= TARGETS[skill, line] - SLACK
+
+
+def test_each_answer_is_the_same_alone_as_in_a_batch(demo_llm):
+    items = list(evaluation_items("tools", seed=2, count=3))
+    together = answers(demo_llm, items)
+    assert [answers(demo_llm, [item])[0] for item in items] == together
+
+
+def test_a_conversation_goes_on_over_its_turns(demo_llm):
+    messages = []
+    for question in ("My name is Zorin.", "Thanks", "What is my name?"):
+        messages.append({"role": "user", "content": question})
+        (output,) = demo_llm.chat(messages, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
+        messages.append({"role": "assistant", "content": output.outputs[0].text})
+    assert [a["role"] != b["role"] for a, b in pairwise(messages)] == [True] * 5
+    assert messages[-1]["content"] == "Your name is Zorin."
+
+
+@pytest.mark.slow
+def test_the_whole_table_is_reached(demo_llm):
+    items = [item for skill, _ in TARGETS for item in evaluation_items(skill, seed=0, count=200)]
+    scores = score(items, answers(demo_llm, items))
+    for (skill, line), target in TARGETS.items():
+        right, count = scores[skill][line]
+        assert 100 * right / count >= target - 2, skill
