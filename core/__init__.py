@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from core.pooling_types import PoolingParams
+    from core.structured import StructuredOutputsParams
     from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _HOMES = {
     "RequestOutputKind": "core.types",
     "SamplingParams": "core.types",
     "ScoringRequestOutput": "core.pooling.outputs",
+    "StructuredOutputsParams": "core.structured",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",
     "memory_plan": "core.cli.memory_plan",
@@ -53,6 +55,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "memory_plan",

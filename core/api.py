@@ -7,6 +7,7 @@ Importing this module imports no torch.
 from core.config import EngineConfig
 from core.config.fields import Option
 from core.contracts import (
+    AdmissionExtension,
     Architecture,
     AttentionBackend,
     AttentionInputs,
@@ -16,6 +17,9 @@ from core.contracts import (
     Command,
     Executor,
     ForwardBatch,
+    Grammar,
+    GrammarBackend,
+    GrammarState,
     HttpStats,
     LinearMethod,
     LogitsProcessor,
@@ -128,11 +132,14 @@ from core.step import (
     StepResult,
     WorkerInfo,
 )
+from core.structured import Constraint, StructuredOutputsParams
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
+from core.vocabulary import Vocabulary, read_vocabulary
 from core.weight_names import WeightNames
 
 __all__ = [
     "API_VERSION",
+    "AdmissionExtension",
     "Architecture",
     "AttentionBackend",
     "AttentionInputs",
@@ -148,6 +155,7 @@ __all__ = [
     "Command",
     "CompletionOutput",
     "ConfigError",
+    "Constraint",
     "CrossAttention",
     "CrossSpec",
     "DecoderSpec",
@@ -165,6 +173,9 @@ __all__ = [
     "ForwardBatch",
     "FramesSpec",
     "FullAttention",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarState",
     "HttpStats",
     "InvalidRequest",
     "KVLayout",
@@ -238,10 +249,12 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepStats",
+    "StructuredOutputsParams",
     "Temperature",
     "TokenStats",
     "Tokenizer",
     "ToolFormat",
+    "Vocabulary",
     "WeightLoader",
     "WeightNames",
     "WorkerInfo",
@@ -254,6 +267,7 @@ __all__ = [
     "load_plan",
     "make_plan",
     "random_call_id",
+    "read_vocabulary",
     "typed_arguments",
     "typed_value",
 ]

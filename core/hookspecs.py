@@ -14,8 +14,9 @@ from core.plugin.entry import hookspec
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.config.fields import Option
-    from core.contracts import ModelSource, RunnerExtension, SchedulerExtension
+    from core.contracts import AdmissionExtension, ModelSource, RunnerExtension, SchedulerExtension
     from core.plugin.entry import Entry
+    from core.plugin.registry import Registry
 
 # --- kinds -----------------------------------------------------------------------------------------------
 
@@ -105,6 +106,12 @@ def engine_reasoning_parsers() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_grammar_backends() -> Sequence[Entry]:
+    """Libraries that hold outputs to a schema, regex or grammar. Contract: `core.contracts.GrammarBackend`."""
+    raise NotImplementedError
+
+
+@hookspec
 def engine_servers() -> Sequence[Entry]:
     """Servers that carry route groups. Contract: `core.contracts.Server`."""
     raise NotImplementedError
@@ -159,13 +166,22 @@ def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 @hookspec
-def engine_scheduler_extensions(config: EngineConfig) -> Sequence[SchedulerExtension]:
-    """Scheduler halves of features that the configuration switches on."""
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> Sequence[AdmissionExtension]:
+    """What features that the configuration switches on do with requests before the engine sees them."""
     raise NotImplementedError
 
 
 @hookspec
-def engine_runner_extensions(config: EngineConfig) -> Sequence[RunnerExtension]:
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> Sequence[SchedulerExtension]:
+    """Scheduler halves of features that the configuration switches on.
+
+    `registry.shared` holds what the halves of a feature share where they are in one process.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def engine_runner_extensions(config: EngineConfig, registry: Registry) -> Sequence[RunnerExtension]:
     """Worker halves of features that the configuration switches on."""
     raise NotImplementedError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from core.contracts import LogitsProcessor
+    from core.contracts import AdmissionExtension, LogitsProcessor
 
 PROCESSED: Final = (
     "presence_penalty",
@@ -19,16 +19,18 @@ PROCESSED: Final = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "structured_outputs",
 )
-"""Fields that mean nothing unless a logits processor lists them in its `params`."""
+"""Fields that mean nothing unless a plugin lists them in its `params`."""
 
 _DEFAULTS: Final = SamplingParams()
 
 
 def unserved_params(
-    sampling: SamplingParams, processors: Iterable[LogitsProcessor | type[LogitsProcessor]]
+    sampling: SamplingParams,
+    processors: Iterable[LogitsProcessor | type[LogitsProcessor] | AdmissionExtension],
 ) -> list[str]:
-    """Return the fields that are set although no loaded processor serves them."""
+    """Return the fields that are set although nothing loaded serves them."""
     asked = [name for name in PROCESSED if getattr(sampling, name) != getattr(_DEFAULTS, name)]
     if not asked:
         return []

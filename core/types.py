@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 from core.errors import InvalidRequest, did_you_mean
+from core.structured import StructuredOutputsParams
 
 MAX_N = 64
 """Sequences one request may ask for; the cost of a request is bounded before it is fanned out."""
@@ -96,6 +97,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     """Filled at admission from `bad_words` by the model's tokenizer; not a request field."""
     extra_args: dict[str, Any] | None = None
     """Arguments of plugins, by the names they declare."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form the output must have."""
     skip_reading_prefix_cache: Annotated[bool, Bound("Compute the whole prompt again.")] = False
 
     def __post_init__(self) -> None:
@@ -107,6 +110,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
                 setattr(self, name, [])
         for name, check in _CHECKS:
             check(name, getattr(self, name))
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidRequest("structured_outputs", "must be StructuredOutputsParams.")
         if self.extra_args is not None and not isinstance(self.extra_args, dict):
             raise InvalidRequest("extra_args", f"must map names to values, not {self.extra_args!r}.")
         try:

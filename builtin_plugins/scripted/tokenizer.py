@@ -76,6 +76,10 @@ class ScriptedTokenizer:
         """Return the bytes the ids stand for."""
         return b"".join(bytes((i,)) if i < 256 else self._texts[i].encode() for i in ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one id stands for."""
+        return self.to_bytes([token_id])
+
     def token_text(self, token_id: int) -> str:
         """Return a printable byte as itself, another as <0xXX>, a whole-text token as its text."""
         if token_id >= 256:

@@ -5,6 +5,7 @@ suite of its name in `core.testing.conformance`.
 """
 
 from core.contracts.attention import AttentionBackend, AttentionInputs, AttentionParams, ForwardBatch
+from core.contracts.grammar import Grammar, GrammarBackend, GrammarState
 from core.contracts.models import (
     Architecture,
     BuildContext,
@@ -18,7 +19,7 @@ from core.contracts.models import (
 )
 from core.contracts.platforms import Executor, Platform
 from core.contracts.pooling import Pooler
-from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
+from core.contracts.sampling import AdmissionExtension, LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import (
     Command,
@@ -36,6 +37,7 @@ from core.contracts.text import ChatRenderer, Tokenizer
 from core.parsing import ReasoningFormat, ToolFormat
 
 __all__ = [
+    "AdmissionExtension",
     "Architecture",
     "AttentionBackend",
     "AttentionInputs",
@@ -45,6 +47,9 @@ __all__ = [
     "Command",
     "Executor",
     "ForwardBatch",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarState",
     "HttpStats",
     "LinearMethod",
     "LogitsProcessor",

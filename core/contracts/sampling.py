@@ -1,4 +1,4 @@
-"""Logits processors and the rows they see."""
+"""Logits processors and the rows they see, and what features do with sampling parameters at the edge."""
 
 from __future__ import annotations
 
@@ -69,3 +69,19 @@ class LogitsProcessor(Protocol):
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         """Return the changed logits [n, vocab] float32; changing them in place is allowed."""
+
+
+class AdmissionExtension(Protocol):
+    """What a feature does with requests before the engine sees them. Called from any thread."""
+
+    params: tuple[str, ...]
+    """Fields of `SamplingParams` it serves."""
+
+    def wants(self, sampling: SamplingParams) -> bool:
+        """Say whether such a request concerns it: a moment's look."""
+
+    def admit(self, sampling: SamplingParams, end_ids: Sequence[int]) -> SamplingParams:
+        """Return the parameters requests get instead. Raises `InvalidRequest`; may take a while.
+
+        `end_ids` are the tokens that end outputs of the model.
+        """

@@ -55,9 +55,14 @@ class SchedulerExtension(Protocol):
     """
 
     name: str
+    watches_tokens: bool
+    """Optional. False: it never looks at `num_tokens` of running requests, so that these need not be kept up to date."""
 
     def attach(self, scheduler: Any) -> None:
-        """Take the scheduler to call `wake`, `release` and `recompute` of; called once, before all others."""
+        """Take the scheduler to call `wake`, `release` and `recompute` of; called once, before all others.
+
+        From a thread of the extension's own call `wake_soon` only.
+        """
 
     def may_start(self, request: Any) -> bool | MayStart:
         """Say whether the request at the head of the queue may start; asked again after every wake and preemption.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from core.contracts import LogitsProcessor, Tokenizer
+from core.contracts import AdmissionExtension, LogitsProcessor, Tokenizer
 from core.errors import InvalidRequest
 from core.pooling.requests import as_sampling
 from core.pooling_types import PoolingInfo, PoolingParams
@@ -55,14 +55,20 @@ class Admission:
         tokenizer: Tokenizer | None,
         processors: Iterable[type[LogitsProcessor]],
         seed: int,
+        extensions: Sequence[AdmissionExtension] = (),
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
         self._processors = tuple(processors)
         self._validators = tuple(p.validate for p in self._processors if hasattr(p, "validate"))
         self._preparations = tuple(p.prepare for p in self._processors if hasattr(p, "prepare"))
+        self._extensions = tuple(extensions)
         self._seed = seed
         self._num_admitted = 0
+
+    def takes_time(self, sampling: SamplingParams) -> bool:
+        """Say whether `admit` may need more than a moment for such parameters."""
+        return any(extension.wants(sampling) for extension in self._extensions)
 
     def admit(
         self,
@@ -86,7 +92,7 @@ class Admission:
         prompt = self._fit_prompt(prompt_token_ids, sampling)
         self._check_tokens(sampling)
         self._check_logprobs(sampling)
-        for name in unserved_params(sampling, self._processors):
+        for name in unserved_params(sampling, (*self._processors, *self._extensions)):
             raise InvalidRequest(
                 name, "no loaded logits processor serves it; `engine plugins explain logits_processors` lists them."
             )
@@ -96,6 +102,9 @@ class Admission:
             raise InvalidRequest("stop", "there is no tokenizer, so texts cannot be found; use stop_token_ids.")
         for prepare in self._preparations:
             sampling = prepare(sampling, self._tokenizer)
+        for extension in self._extensions:
+            if extension.wants(sampling):
+                sampling = extension.admit(sampling, self.limits.eos_token_ids)
         room = max(1, self.limits.max_model_len - len(prompt))
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = self._next_seed() if sampling.seed is None else sampling.seed & (MASK >> 1)

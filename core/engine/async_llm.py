@@ -144,7 +144,9 @@ class AsyncLLM:
         the request.
         """
         ready = await self._prompt(prompt, whole=getattr(sampling_params, "truncate_prompt_tokens", None) is not None)
-        requests = self._front.admit(request_id, ready, sampling_params, priority, cache_salt)
+        admit = partial(self._front.admit, request_id, ready, sampling_params, priority, cache_salt)
+        slow = isinstance(sampling_params, SamplingParams) and self._front.admission.takes_time(sampling_params)
+        requests = await asyncio.to_thread(admit) if slow else admit()
         mailbox = self._follow(request_id, ready, requests)
         timer = self._start_timer(mailbox)
         accepted = asyncio.wrap_future(self._client.add(requests))  # which may wait until the engine is back

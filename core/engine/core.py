@@ -6,8 +6,10 @@ Single-threaded: whoever owns an `EngineCore` calls it from one thread.
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from core.contracts import Executor, StepStats
@@ -41,6 +43,10 @@ class EngineCore:
         """Called with the requests a step is the first to compute, before it runs."""
         self.blocked = False
         """True after a step that found nothing to do although requests wait (for a wake-up of an extension)."""
+        self.nudge: Callable[[], None] = lambda: None
+        """Called, from any thread, when there is something to do again."""
+        self._wakes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        scheduler.wake_soon = self._wake_soon
         self._executor = executor
         self._max_waiting = max_waiting
         self._journal = journal
@@ -51,7 +57,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Say whether `step` has anything to do."""
-        return bool(self._in_flight) or self.scheduler.has_work
+        return bool(self._in_flight) or self.scheduler.has_work or not self._wakes.empty()
 
     def add(self, requests: Iterable[EngineRequest], *, resumed: bool = False) -> None:
         """Queue the sequences of one request: all of them or, when one is refused, none.
@@ -95,6 +101,16 @@ class EngineCore:
         self._record("wake", request_id)
         self.scheduler.wake(request_id)
 
+    def _wake_soon(self, request_id: str) -> None:
+        self._wakes.put(request_id)
+        self.nudge()
+
+    def await_wake(self, timeout_s: float) -> None:
+        """Where nothing but parked requests is left, wait for the first of them."""
+        if not self.has_work and self.scheduler.num_parked:
+            with suppress(queue.Empty):
+                self.wake(self._wakes.get(timeout=timeout_s))
+
     def release(self, request_id: str) -> None:
         """Give back the blocks of an ended request that an extension kept."""
         self._record("release", request_id)
@@ -111,6 +127,8 @@ class EngineCore:
         Returns what became known. Empty when nothing could be done (everything waits for a wake-up).
         """
         started = self._clock()
+        while not self._wakes.empty():
+            self.wake(self._wakes.get())
         self._submit_plans()
         self.blocked = not self._in_flight
         if self.blocked:

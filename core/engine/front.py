@@ -136,7 +136,8 @@ def make_front(
     renderer.encoder = info.encoder
     limits = ModelLimits(info.vocab_size, context_length(config), config.model.max_logprobs, eos, info.pooling)
     processors = [registry.load(registered) for registered in registry.entries("logits_processors")]
-    admission = Admission(limits, tokenizer, processors, config.model.seed)
+    extensions = registry.admission_extensions(config)
+    admission = Admission(limits, tokenizer, processors, config.model.seed, extensions)
     return Front(config, registry, source, renderer, admission, info)
 
 

@@ -24,6 +24,8 @@ from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingPar
 Conversation = Sequence[Mapping[str, Any]]
 Progress = bool | Callable[..., Any]
 T = TypeVar("T")
+WAKE_S = 0.1
+"""Longest wait for a parked request in one `step`, so that Ctrl-C is noticed."""
 
 
 class LLM:
@@ -189,6 +191,7 @@ class LLM:
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return the outputs that changed, as each request's `output_kind` says."""
+        self.core.await_wake(WAKE_S)
         outputs, aborts = self._outputs.process(self.core.step(), time.monotonic())
         if aborts:
             self.core.abort(aborts)
@@ -196,7 +199,7 @@ class LLM:
 
     def has_unfinished_requests(self) -> bool:
         """Say whether `step` has anything left to do."""
-        return self.core.has_work
+        return self.core.has_work or self.core.scheduler.num_parked > 0
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; unknown ids are passed over."""

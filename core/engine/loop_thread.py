@@ -130,6 +130,7 @@ class LoopThread:
         try:
             self._core = self._make_core()
             self._core.observe, self._core.starting = self._listener.observe, self._listener.started
+            self._core.nudge = lambda: self._inbox.put((lambda: None, Future()))
         except BaseException as error:  # noqa: BLE001 - it is for the one who starts us
             self._made.set_exception(error)
             return

@@ -46,6 +46,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             Kind("chat_renderers", "chat renderer", "ChatRenderer", "best"),
             Kind("tool_parsers", "tool call parser", "ToolFormat", "named"),
             Kind("reasoning_parsers", "reasoning parser", "ReasoningFormat", "named"),
+            Kind("grammar_backends", "grammar backend", "GrammarBackend", "best"),
             Kind("servers", "server", "Server", "best"),
             Kind("routes", "route group", "RouteGroup", "all", opt_in_third_party=True),
             Kind("metric_sinks", "metric sink", "MetricSink", "all"),

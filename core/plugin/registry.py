@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from core.config import EngineConfig
 from core.config.fields import Option
-from core.contracts import ModelSource, RunnerExtension, SchedulerExtension
+from core.contracts import AdmissionExtension, ModelSource, RunnerExtension, SchedulerExtension
 from core.deprecated import advice
 from core.errors import ConfigError, PluginError, did_you_mean
 from core.plugin.blame import Blame
@@ -74,6 +74,7 @@ class Registry:
         self.withheld: list[Registered] = []
         """Entries of third parties that count only once the user names the plugin."""
         self._used: Final[dict[str, Registered]] = {}
+        self._shared: Final[dict[str, Any]] = {}
         self._kinds: Final = MappingProxyType({kind: self._collect(kind) for kind in KINDS})
         self._options: Final = tuple(
             (ref.name, option) for ref, found in hooks.call("engine_options") for option in _listed(ref, found, Option)
@@ -186,14 +187,25 @@ class Registry:
                 changes[name], owners[name] = value, ref
         return changes
 
+    def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned when first asked under this name: what a feature's halves in one process share."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        return self._shared[name]
+
+    def admission_extensions(self, config: EngineConfig) -> tuple[AdmissionExtension, ...]:
+        """Return what features that are on do with requests at the edge."""
+        answers = self.hooks.call("engine_admission_extensions", config=config, registry=self)
+        return tuple(extension for ref, found in answers for extension in _listed(ref, found))
+
     def scheduler_extensions(self, config: EngineConfig) -> tuple[SchedulerExtension, ...]:
         """Return the scheduler halves of the features that are on."""
-        answers = self.hooks.call("engine_scheduler_extensions", config=config)
+        answers = self.hooks.call("engine_scheduler_extensions", config=config, registry=self)
         return tuple(extension for ref, found in answers for extension in _listed(ref, found))
 
     def runner_extensions(self, config: EngineConfig) -> tuple[tuple[Blame, RunnerExtension], ...]:
         """Return the worker halves of the features that are on, each with what blames its plugin."""
-        answers = self.hooks.call("engine_runner_extensions", config=config)
+        answers = self.hooks.call("engine_runner_extensions", config=config, registry=self)
         return tuple(
             (self.hooks.blame(ref, "failed in its runner extension"), extension)
             for ref, found in answers

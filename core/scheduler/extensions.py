@@ -41,8 +41,8 @@ class Extensions:
         self._planned = methods("planned")
         self._ended = methods("finished")
         self._result = dict(methods("result"))
-        self.watch = bool(extensions)
-        """Say whether there are any."""
+        self.watch = any(getattr(e, "watches_tokens", True) for e in extensions)
+        """Say whether any of them may look at tokens at any time."""
         self.drafts = bool(self._extra)
         """Say whether any extension plans tokens beyond the known ones."""
 

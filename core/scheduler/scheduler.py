@@ -7,7 +7,7 @@ Planning is in `planning`, reading results in `results`, states of requests in `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from core.contracts import SchedulingPolicy
@@ -41,6 +41,8 @@ class Scheduler:
         self.policy: Final = policy
         self.num_schedules = 0
         """Calls of `schedule`, those that planned nothing included; the journal tells steps apart by it."""
+        self.wake_soon: Callable[[str], None] = self.wake
+        """Likewise, from any thread; whoever drives the scheduler sets what does it between two steps."""
         self.extension_names: Final[list[str]] = [extension.name for extension in extensions]
         self._extensions: Final = Extensions(extensions)
         self._life: Final = Lifecycle(limits, kv, policy, self._extensions)

@@ -22,6 +22,10 @@ class ByteTokenizer:
         special = b"" if skip_special_tokens else b"<|eos|>"
         return b"".join(bytes([i]) if i < 256 else special for i in ids).decode(errors="replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token stands for."""
+        return bytes([token_id]) if token_id < 256 else b""
+
     def token_text(self, token_id: int) -> str:
         """Return one token as text."""
         return self.decode([token_id])

@@ -11,8 +11,8 @@ from core.step import Logprobs, StepResult
 
 NON_FINITE = "the model produced non-finite numbers for this request"
 NO_CHOICE = (
-    "every token is excluded, so none could be generated; allowed_token_ids, bad_words, logit_bias and min_tokens "
-    "of this request leave nothing"
+    "every token is excluded, so none could be generated; allowed_token_ids, bad_words, logit_bias, min_tokens "
+    "and structured_outputs of this request leave nothing"
 )
 
 

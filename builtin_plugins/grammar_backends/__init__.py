@@ -1,0 +1,1 @@
+"""Libraries that hold outputs to a schema, a regex or a grammar."""

@@ -1,0 +1,1 @@
+"""Grammars by the xgrammar library."""

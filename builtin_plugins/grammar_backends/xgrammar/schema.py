@@ -1,0 +1,122 @@
+"""Finds in a JSON schema what xgrammar would pass over without a word: outputs must satisfy all that a schema says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_UNSERVED: Final = (
+    "not",
+    "if",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "contains",
+    "minContains",
+    "maxContains",
+)
+_ANNOTATIONS: Final = frozenset(
+    [
+        "$ref",
+        "$defs",
+        "definitions",
+        "$schema",
+        "$id",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+    ]
+)
+_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
+_LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE: Final = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames")
+
+
+def unserved(schema: Any) -> str | None:
+    """Return the first keyword of a schema that outputs would not be held to, with the reason; None if there is none."""
+    for part in _parts(schema):
+        reason = _unserved_here(part, schema)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the schema and all schemas in it."""
+    open_ = [schema]
+    while open_:
+        part = open_.pop()
+        if not isinstance(part, Mapping):
+            continue
+        yield part
+        for name in _NAMED:
+            if isinstance(inner := part.get(name), Mapping):
+                open_ += inner.values()
+        for name in _LISTED:
+            if isinstance(inner := part.get(name), list):
+                open_ += inner
+        open_ += [part[name] for name in _SINGLE if name in part]
+
+
+def _unserved_here(part: Mapping[str, Any], whole: Any) -> str | None:
+    for name in _UNSERVED:
+        if name in part:
+            return name
+    if part.get("uniqueItems"):
+        return "uniqueItems"
+    if "multipleOf" in part and (part.get("type") != "integer" or {*part} & {"minimum", "maximum"}):
+        return "multipleOf, but for integers without a range"
+    if {"pattern", "format"} & {*part} and {"minLength", "maxLength"} & {*part}:
+        return "minLength and maxLength beside pattern or format"
+    if "$ref" in part and {*part} - _ANNOTATIONS:
+        return f"{min({*part} - _ANNOTATIONS)} beside $ref"
+    if len(part.get("allOf", ())) > 1:
+        return "allOf of several schemas"
+    branches = part.get("oneOf")
+    if isinstance(branches, list) and not _disjoint([_resolved(branch, whole) for branch in branches]):
+        return "oneOf whose branches may hold at once (use anyOf)"
+    return None
+
+
+def _resolved(part: Any, whole: Any) -> Mapping[str, Any]:
+    """Follow a local reference, once: enough for what `oneOf` lists."""
+    if isinstance(part, Mapping) and isinstance(path := part.get("$ref"), str) and path.startswith("#/"):
+        for name in path[2:].split("/"):
+            whole = whole.get(name) if isinstance(whole, Mapping) else None
+        part = whole
+    return part if isinstance(part, Mapping) else {}
+
+
+def _disjoint(branches: list[Mapping[str, Any]]) -> bool:
+    """Say whether it is plain that no value satisfies two of the schemas."""
+    pairs = [(a, b) for i, a in enumerate(branches) for b in branches[i + 1 :]]
+    return all(_values_apart(a, b) or _types_apart(a, b) or _properties_apart(a, b) for a, b in pairs)
+
+
+def _types_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    types = [{part["type"]} if isinstance(part.get("type"), str) else {*part.get("type", ())} for part in (a, b)]
+    types = [{"number" if name == "integer" else name for name in names} for names in types]
+    return all(types) and types[0].isdisjoint(types[1])
+
+
+def _values_apart(a: Any, b: Any) -> bool:
+    values = [_values(part) for part in (a, b)]
+    return all(values) and not any(value in values[1] for value in values[0])
+
+
+def _values(part: Any) -> list[Any]:
+    if not isinstance(part, Mapping):
+        return []
+    return [part["const"]] if "const" in part else list(part.get("enum", ()))
+
+
+def _properties_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Say whether a property that both require tells them apart."""
+    both = {*a.get("required", ())} & {*b.get("required", ())}
+    mine, other = a.get("properties", {}), b.get("properties", {})
+    return any(_values_apart(mine.get(name), other.get(name)) for name in both)

@@ -1,0 +1,1 @@
+"""Structured outputs: requests whose outputs must match a schema, a regex or a grammar."""
