@@ -17,7 +17,7 @@ MAX_PROMPTS: Final = 1024
 MAX_SEQUENCES: Final = 1024
 """Prompts times `n`."""
 
-_NOT_IN_REQUESTS = {"output_kind", "bad_words_token_ids", "extra_args", "detokenize"}
+_NOT_IN_REQUESTS = {"output_kind", "bad_words_token_ids", "extra_args", "detokenize", "structured_outputs"}
 SAMPLING_FIELDS: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NOT_IN_REQUESTS)
 """Sampling parameters a request may set, by name."""
 
@@ -89,7 +89,7 @@ _WITHOUT_EFFECT = (
 )
 """OpenAI's fields that ask nothing of an engine that serves one model."""
 
-_GRAMMAR = "needs a grammar backend, and no plugin brings one"
+_GUIDED = "was removed; use `structured_outputs` with `{}`"
 _MEDIA = "is not served: this engine takes and gives text"
 _UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "audio": ((), _MEDIA),
@@ -97,10 +97,12 @@ _UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "documents": (([],), "is not served; put them into the messages"),
     "function_call": (("none",), "is OpenAI's former name; use `tools` and `tool_choice`"),
     "functions": (([],), "is OpenAI's former name; use `tools`"),
-    "guided_choice": ((), _GRAMMAR),
-    "guided_grammar": ((), _GRAMMAR),
-    "guided_json": ((), _GRAMMAR),
-    "guided_regex": ((), _GRAMMAR),
+    "guided_choice": ((), _GUIDED.format("choice")),
+    "guided_decoding_backend": ((), "was removed; the server chooses the backend"),
+    "guided_grammar": ((), _GUIDED.format("grammar")),
+    "guided_json": ((), _GUIDED.format("json")),
+    "guided_regex": ((), _GUIDED.format("regex")),
+    "guided_whitespace_pattern": ((), _GUIDED.format("whitespace_pattern")),
     "kv_transfer_params": (({},), "needs a KV connector, and no plugin brings one"),
     "length_penalty": ((1, 1.0), "belongs to beam search, which is not served"),
     "logits_processors": (([],), "is not served: a request may name no code; load a logits-processor plugin"),
@@ -108,15 +110,16 @@ _UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "modalities": ((["text"],), _MEDIA),
     "prediction": ((), "is not served"),
     "prompt_embeds": ((), "is not served; send text or token ids"),
-    "response_format": (({"type": "text"},), _GRAMMAR),
-    "structured_outputs": (({},), _GRAMMAR),
+    "structural_tag": ((), _GUIDED.format("structural_tag")),
     "suffix": (("",), "is not served"),
     "use_beam_search": ((False,), "is not served"),
     "web_search_options": ((), "is not served"),
 }
 """Known fields that cannot be served yet: the values that change nothing, and what is missing for the others."""
 
-OTHER_FIELDS: Final = frozenset((*SAMPLING_FIELDS, *_WITHOUT_EFFECT, *_UNSERVED))
+OTHER_FIELDS: Final = frozenset(
+    (*SAMPLING_FIELDS, "response_format", "structured_outputs", *_WITHOUT_EFFECT, *_UNSERVED)
+)
 
 
 def check_unserved(others: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from builtin_plugins.routes.openai.fields import SAMPLING_FIELDS
+from builtin_plugins.routes.openai.structured import structured_outputs
 from core.api import InvalidRequest, RequestOutputKind, SamplingParams
 
 _INT64 = 2**63
@@ -24,6 +25,7 @@ def sampling_params(
         values["logit_bias"] = _bias(values["logit_bias"])
     if "logit_bias" in values and not values["logit_bias"]:
         del values["logit_bias"]
+    values["structured_outputs"] = structured_outputs(given)
     values |= decided
     for name, value in values.items():
         if isinstance(value, int) and not -_INT64 <= value < _INT64:

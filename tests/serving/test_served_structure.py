@@ -1,0 +1,104 @@
+"""Structured outputs over HTTP, asked for by OpenAI's own client; the scripted model answers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+pytest.importorskip("xgrammar")
+COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
+FLAGS = ("--port", "0", "--max-model-len", "512", "--structured-outputs-config.backend", "xgrammar")
+
+
+class Place(BaseModel):
+    city: str
+    inhabitants: int
+
+
+class Person(BaseModel):
+    name: str
+    home: Place
+    friends: list[Place]
+
+
+SAID = {"name": "Ada", "home": {"city": "Zürich", "inhabitants": 7}, "friends": [{"city": "B", "inhabitants": 1}]}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *FLAGS],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[-1]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+def chat(client: openai.OpenAI, said: str, **fields: Any) -> Any:
+    return client.chat.completions.create(
+        model="scripted:", messages=[{"role": "user", "content": said}], max_tokens=60, temperature=0, **fields
+    )
+
+
+def test_parse_returns_nested_models(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="scripted:", messages=[{"role": "user", "content": json.dumps(SAID)}], response_format=Person
+    )
+    assert answer.choices[0].message.parsed == Person.model_validate(SAID)
+
+
+def test_a_streamed_answer_is_of_the_form_too(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    stream = chat(
+        client,
+        "I would rather talk",
+        stream=True,
+        extra_body={"structured_outputs": {"json": schema, "disable_any_whitespace": True}},
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert type(json.loads(text)["ok"]) is bool
+
+
+def test_completions_take_it_as_well(client: openai.OpenAI) -> None:
+    body = {"structured_outputs": {"choice": ["left", "right"]}}
+    answer = client.completions.create(model="scripted:", prompt="right", max_tokens=20, extra_body=body)
+    assert answer.choices[0].text in ("left", "right")
+
+
+def test_json_object_lets_any_object_through(client: openai.OpenAI) -> None:
+    answer = chat(client, '{"a": [1, null]}', response_format={"type": "json_object"})
+    assert json.loads(answer.choices[0].message.content) == {"a": [1, None]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "no rule"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": {"type": "objekt"}}}, "structured_outputs.json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "structured_outputs.json",
+        ),
+    ],
+)
+def test_what_cannot_be_held_is_a_bad_request(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, "x", extra_body=fields)
+    assert refused.value.param == param
