@@ -73,9 +73,17 @@ _PLAIN: Final[Mapping[str, Any]] = {
     "is_decoder": True,
     "layer_types": None,
 }
+_ROPE: Final = {"rope_type": "default", "rope_theta": 10000.0}
 _FORMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "cohere_compass_text": {"rope_parameters": {kind: _ROPE for kind in ("full_attention", "sliding_attention")}},
+    "xmod": {"default_language": "en_XX"},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
+    "gemma4_text": {"num_kv_shared_layers": 0},
+    "gemma4_unified_text": {"num_kv_shared_layers": 0},
+    "zaya": {"num_experts_per_tok": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
 }
 """What cannot be told from the names of a type's fields."""
 
@@ -89,8 +97,9 @@ def shrunken(config_class: Any, **fields: Any) -> dict[str, Any]:
     for name, size in _SMALL.items():
         if name in known and not (name in _NONE_MEANS_NONE and known[name].default is None):
             made[name] = size
-    if "qk_rope_head_dim" in known:  # what it is follows from the parts of a head
-        made.pop("head_dim", None)
+    if {"qk_rope_head_dim", "head_dim"} <= set(known):  # the part that turns is all there is to see of a head
+        made["head_dim"] = made["qk_rope_head_dim"]
+    if "kv_lora_rank" in known:
         made["num_key_value_heads"] = made["num_attention_heads"]
     parts = config_class() if getattr(config_class, "sub_configs", None) else None
     for name in config_class.sub_configs:

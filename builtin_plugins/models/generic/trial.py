@@ -181,7 +181,10 @@ def _chunk(marker: Marker, start: int, keys: torch.Tensor) -> int:
 def _seen(marker: Marker, position: int, keys: torch.Tensor) -> torch.Tensor:
     """Return which keys the query at a position sees."""
     zero = torch.tensor(0)
-    return torch.as_tensor(marker.sees(zero, zero, torch.tensor(position), keys)).expand(keys.shape)
+    try:
+        return torch.as_tensor(marker.sees(zero, zero, torch.tensor(position), keys)).expand(keys.shape)
+    except IndexError as error:
+        raise ModelError("its attention has a mask that depends on more than positions.") from error
 
 
 def _pass_through(

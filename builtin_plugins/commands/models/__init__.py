@@ -1,0 +1,1 @@
+"""`engine models`: every architecture there is an answer for."""

@@ -1,0 +1,152 @@
+"""Tries every architecture in its tiny form and writes what it supports, or why it is not served, for `engine models`.
+
+Run after an architecture was added, then `make docs`: python scripts/survey_models.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from builtin_plugins.commands.models.table import ANY, TABLE
+from core.errors import EngineError
+from core.kv_spec import FullAttention
+from core.model_spec import DecoderSpec
+from core.nn.decoder import Decoder
+from core.nn.linear import PlainWeights
+from core.plugin import Registry, load_plan, make_plan
+from core.plugin.discovery import discover
+from core.testing.checkpoints import make_checkpoint, tiny_config
+from core.testing.one_sequence import plain_context, read_config
+from core.testing.shrunken import causal_types
+
+LAYER = re.compile(r"\.\d+\.")
+SMALLEST = 12
+"""Rows and columns of a linear layer in a tiny form; routers have fewer."""
+
+
+def survey() -> dict[str, dict[str, Any]]:
+    """Return a row for every native architecture and every causal language model of transformers."""
+    strangers = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
+    registry = load_plan(make_plan(strangers))
+    types: dict[str, list[str]] = {}
+    for model_type, name in causal_types().items():
+        types.setdefault(name, []).append(model_type)
+    native = {r.entry.name: r for r in registry.entries("models") if ANY not in r.entry.gives}
+    table = {}
+    for name in sorted({*types, *native}):
+        kinds = types.get(name, [])
+        facts = of_native(registry, native[name]) if name in native else of_generic(kinds)
+        table[name] = {"model_types": kinds, "tried": "native" if name in native else "generic", **facts}
+        print(name, facts.get("reason", "served"), file=sys.stderr)
+    return table
+
+
+def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
+    """Return what an architecture with an entry of its own supports; nothing where it has no tiny form."""
+    try:
+        config = json.loads(tiny_config(registered.entry.name).to_json_string())
+        spec = registry.load(registered)(_Fields(config))
+        made = Decoder(spec, plain_context()) if isinstance(spec, DecoderSpec) else spec.build(plain_context())
+    except (EngineError, AttributeError, TypeError, ValueError) as error:
+        print(f"{registered.entry.name}: not tried ({error})", file=sys.stderr)
+        return {}
+    splits = hasattr(spec, "check_split")
+    return {
+        **_kept(made),
+        "quantization": any(isinstance(getattr(part, "method", None), PlainWeights) for part in made.modules()),
+        "tensor_parallel": splits and _splits(spec),
+        "pooling": isinstance(spec, DecoderSpec) or hasattr(spec, "pooling"),
+        "lora_targets": _linear_layers(dict(made.weight_shapes())) if hasattr(made, "weight_shapes") else [],
+    }
+
+
+def of_generic(model_types: list[str]) -> dict[str, Any]:
+    """Return what transformers' modules of a model support here, or why they are not served."""
+    from builtin_plugins.models.generic.spec import spec, why_not
+
+    reason = ""
+    for model_type in model_types:
+        try:
+            import transformers
+
+            config = tiny_config(model_type)
+            refused = why_not(config, getattr(transformers, causal_types()[model_type]))
+            if refused is not None:
+                return {"reason": refused}
+            with tempfile.TemporaryDirectory() as folder:
+                make_checkpoint(model_type, folder)
+                tensors = load_file(Path(folder) / "model.safetensors")
+                made: Any = spec(read_config(folder)).build(plain_context())
+            with torch.inference_mode():
+                made.load_weights(tensors.items())
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+            reason = str(error).partition("\n")[0] if isinstance(error, EngineError) else _short(error)
+            continue
+        linear = [n for n, part in made.named_modules() if isinstance(part, torch.nn.Linear) and LAYER.search(n)]
+        return {
+            **_kept(made),
+            "quantization": False,
+            "tensor_parallel": False,
+            "pooling": False,
+            "lora_targets": sorted({name.rpartition(".")[2] for name in linear}),
+        }
+    return {"reason": reason}
+
+
+class _Fields:
+    """A config as an object with attributes."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update(fields)
+
+
+def _kept(made: Any) -> dict[str, bool]:
+    """Return what kinds of layers a model has besides full attention."""
+    specs = [layer.spec for layer in made.kv_layers]
+    return {
+        "sliding_window": any(hasattr(spec, "window") or hasattr(spec, "chunk") for spec in specs),
+        "running_state": any(not isinstance(spec, FullAttention) and hasattr(spec, "parts") for spec in specs),
+    }
+
+
+def _splits(spec: Any) -> bool:
+    try:
+        spec.check_split(2, 1)
+    except EngineError:
+        return False
+    return True
+
+
+def _linear_layers(shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    """Return the last names of the matrices of layers."""
+    names = set()
+    for name, shape in shapes.items():
+        stem = name.removesuffix(".weight")
+        if stem != name and len(shape) == 2 and min(shape) >= SMALLEST and LAYER.search(name):
+            names.add(stem.rpartition(".")[2])
+    return sorted(names)
+
+
+def _short(error: Exception) -> str:
+    return f"transformers cannot make it from its config: {' '.join(str(error).split())}"[:200]
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    rows = survey()
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    TABLE.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
