@@ -1,4 +1,4 @@
-"""Writes the pages made from the code: hooks, configuration, sampling parameters, flags. `--check` only compares."""
+"""Writes the pages made from the code: hooks, configuration, sampling parameters, flags, architectures. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 
 import msgspec
+from models_page import models_page
 from vllm_page import vllm_page
 
 from core.cli.reference.configuration import reference_page
@@ -90,6 +91,7 @@ def main() -> int:
         "configuration.md": reference_page(table),
         "sampling.md": sampling_page(),
         "vllm_flags.md": vllm_page(table),
+        "architectures.md": models_page(),
     }
     stale = [
         name

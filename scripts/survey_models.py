@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from builtin_plugins.commands.models.table import ANY, TABLE
+from builtin_plugins.models.generic.spec import spec, why_not
 from core.errors import EngineError
-from core.kv_spec import FullAttention
+from core.kv_spec import RecurrentState
 from core.model_spec import DecoderSpec
 from core.nn.decoder import Decoder
-from core.nn.linear import PlainWeights
+from core.nn.linear import Linear
 from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover
 from core.testing.checkpoints import make_checkpoint, tiny_config
@@ -46,7 +48,6 @@ def survey() -> dict[str, dict[str, Any]]:
         kinds = types.get(name, [])
         facts = of_native(registry, native[name]) if name in native else of_generic(kinds)
         table[name] = {"model_types": kinds, "tried": "native" if name in native else "generic", **facts}
-        print(name, facts.get("reason", "served"), file=sys.stderr)
     return table
 
 
@@ -57,12 +58,12 @@ def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
         spec = registry.load(registered)(_Fields(config))
         made = Decoder(spec, plain_context()) if isinstance(spec, DecoderSpec) else spec.build(plain_context())
     except (EngineError, AttributeError, TypeError, ValueError) as error:
-        print(f"{registered.entry.name}: not tried ({error})", file=sys.stderr)
+        sys.stderr.write(f"{registered.entry.name}: not tried ({error})\n")
         return {}
     splits = hasattr(spec, "check_split")
     return {
         **_kept(made),
-        "quantization": any(isinstance(getattr(part, "method", None), PlainWeights) for part in made.modules()),
+        "quantization": any(isinstance(part, Linear) for part in made.modules()),
         "tensor_parallel": splits and _splits(spec),
         "pooling": isinstance(spec, DecoderSpec) or hasattr(spec, "pooling"),
         "lora_targets": _linear_layers(dict(made.weight_shapes())) if hasattr(made, "weight_shapes") else [],
@@ -71,13 +72,9 @@ def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
 
 def of_generic(model_types: list[str]) -> dict[str, Any]:
     """Return what transformers' modules of a model support here, or why they are not served."""
-    from builtin_plugins.models.generic.spec import spec, why_not
-
     reason = ""
     for model_type in model_types:
         try:
-            import transformers
-
             config = tiny_config(model_type)
             refused = why_not(config, getattr(transformers, causal_types()[model_type]))
             if refused is not None:
@@ -111,10 +108,10 @@ class _Fields:
 
 def _kept(made: Any) -> dict[str, bool]:
     """Return what kinds of layers a model has besides full attention."""
-    specs = [layer.spec for layer in made.kv_layers]
+    kept = [layer.spec for layer in made.kv_layers]
     return {
-        "sliding_window": any(hasattr(spec, "window") or hasattr(spec, "chunk") for spec in specs),
-        "running_state": any(not isinstance(spec, FullAttention) and hasattr(spec, "parts") for spec in specs),
+        "sliding_window": any(hasattr(one, "window") or hasattr(one, "chunk") for one in kept),
+        "running_state": any(isinstance(one, RecurrentState) for one in kept),
     }
 
 

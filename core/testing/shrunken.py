@@ -77,7 +77,7 @@ _ROPE: Final = {"rope_type": "default", "rope_theta": 10000.0}
 _FORMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "cohere_compass_text": {"rope_parameters": {kind: _ROPE for kind in ("full_attention", "sliding_attention")}},
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
     "gemma4_text": {"num_kv_shared_layers": 0},

@@ -48,6 +48,7 @@ class GenericModel(nn.Module):
         self._choose(trial.TRIAL)
         try:
             calls = trial.record(self._hidden, self.base)
+            layers = [trial.paged_layer(index, call) for index, call in enumerate(calls)]
             self.logits(self._hidden(torch.tensor([1]), torch.tensor([0])))
         except ModelError as error:
             raise ModelError(f"{self._class.__name__} runs in transformers, but {error}") from error
@@ -55,8 +56,8 @@ class GenericModel(nn.Module):
             raise ModelError(
                 f"{self._class.__name__} does not run on the engine's batches: {type(error).__name__}: {error}."
             ) from error
-        self._layers = PagedLayers(self._context.attention, [trial.paged_layer(*item) for item in enumerate(calls)])
-        self.kv_layers = [layer.kv for layer in self._layers.layers]
+        self._layers = PagedLayers(self._context.attention, layers)
+        self.kv_layers = [layer.kv for layer in layers]
         for module in self.base.modules():
             setattr(module, attention.ATTRIBUTE, self._layers)
         self._choose(attention.PAGED)

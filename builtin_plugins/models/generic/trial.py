@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
@@ -36,6 +36,18 @@ class Marker:
 
     sees: Callable[..., torch.Tensor]
     """(batch, head, query position, key position) to whether the key is seen."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        _refuse_use()
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> NoReturn:
+        """Refuse to be an operand, which only the mask itself could be."""
+        _refuse_use()
+
+
+def _refuse_use() -> NoReturn:
+    raise ModelError("its layers make something of their own of the mask.")
 
 
 @dataclass(slots=True)

@@ -1,0 +1,94 @@
+"""`engine models`: what is served, how, and why the rest is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builtin_plugins.commands.models.table import read_table, rows
+from core.cli.main import main
+from core.plugin.entry import Entry
+
+List = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def listed(capsys: pytest.CaptureFixture[str]) -> List:
+    """Return a function that runs the command and returns what it printed as JSON."""
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        assert main(["models", *arguments, "--json"]) == 0
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return found
+
+    return run
+
+
+def entry(name: str, **more: Any) -> Any:
+    return SimpleNamespace(entry=Entry(name, "nowhere:spec", "", **more), plugin=SimpleNamespace(name="a_plugin"))
+
+
+def test_an_architecture_says_how_it_is_served(listed: List) -> None:
+    found = {row["architecture"]: row for row in listed()}
+    assert found["LlamaForCausalLM"]["how"] == "native"
+    assert "q_proj" in found["LlamaForCausalLM"]["lora_targets"]
+    assert found["LlamaForCausalLM"]["tensor_parallel"]
+    assert found["BeamForCausalLM"]["how"] == "generic"
+    assert found["BeamForCausalLM"]["sliding_window"]
+    assert not found["BeamForCausalLM"]["tensor_parallel"]
+    assert found["XLNetLMHeadModel"]["how"] == "no"
+    assert "attention interface" in found["XLNetLMHeadModel"]["reason"]
+
+
+def test_one_is_found_by_its_model_type(listed: List) -> None:
+    assert [row["architecture"] for row in listed("gpt_neo")] == ["GPTNeoForCausalLM"]
+
+
+def test_those_that_are_served_in_one_way(listed: List) -> None:
+    assert {row["how"] for row in listed("--how", "generic")} == {"generic"}
+
+
+def test_an_unknown_name_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "lama"]) != 0
+    assert "no architecture or model_type 'lama'; did you mean 'llama'?" in capsys.readouterr().err
+
+
+def test_text_shows_every_architecture_and_the_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 180
+    assert lines[-1].endswith("not served")
+    assert main(["models", "llama"]) == 0
+    assert "linear layers    down_proj" in capsys.readouterr().out
+
+
+def test_a_stranger_s_architecture_is_listed_with_its_plugin() -> None:
+    (row,) = rows([entry("AcmeForCausalLM")], {})
+    assert (row.how, row.plugin) == ("native", "a_plugin")
+
+
+def test_without_the_plugin_that_serves_any_its_architectures_are_not_served() -> None:
+    table = {"BeamForCausalLM": {"tried": "generic", "model_types": ["beam"]}}
+    assert [row.how for row in rows([], table)] == ["no"]
+    assert [row.how for row in rows([entry("any", gives=frozenset({"any architecture"}))], table)] == ["generic"]
+
+
+def test_nine_of_ten_plain_decoder_types_are_served(listed: List) -> None:
+    assert sum(len(row["model_types"]) for row in listed() if row["how"] != "no") >= 136
+
+
+def test_the_list_needs_no_torch() -> None:
+    code = "import sys; from core.cli.main import main; main(['models']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_table_has_a_reason_or_facts_for_every_type() -> None:
+    for name, row in read_table().items():
+        if row["tried"] == "generic":
+            assert row.get("reason") or row.get("lora_targets"), name
