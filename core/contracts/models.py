@@ -74,7 +74,8 @@ class ModuleSpec(Protocol):
 
     One that can be split over ranks has a method `check_split(tensor, pipeline)`, like `DecoderSpec`. One that can be
     pooled is a dataclass with a field `pooling: PoolingSpec | None`, which comes back settled before `build`, and a
-    field `hidden_size`; one that reads a whole prompt at once has `bidirectional = True`.
+    field `hidden_size`; one that reads a whole prompt at once has `bidirectional = True`. A dataclass with the fields
+    `max_positions` and `learned_positions` is told the context that is served in the first; the second limits it.
     """
 
     vocab_size: int

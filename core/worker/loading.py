@@ -91,16 +91,17 @@ def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> 
             if ANY not in chosen.entry.gives or chosen.entry.name == config.model.model_impl:
                 raise
             raise ModelError(f"{_unknown(source, registry)} {chosen.entry.name}, for any other: {error}") from error
-        spec = settle(found, config, source, registry)
+        spec: Any = settle(found, config, source, registry)
         served = config.model.max_model_len
-        if isinstance(spec, DecoderSpec) and served is not None and served > 0:
+        if hasattr(spec, "max_positions") and served is not None and served > 0:
             if 0 < spec.learned_positions < served:
                 raise ModelError(
                     f"the model has learned {spec.learned_positions} positions, fewer than --max-model-len {served}; "
                     "lower it."
                 )
             spec = replace(spec, max_positions=served)
-        return spec
+        settled: DecoderSpec | ModuleSpec = spec
+        return settled
 
 
 def _architecture(config: EngineConfig, source: ModelSource, registry: Registry) -> Registered:

@@ -18,9 +18,12 @@ from core.api import BuildContext, ForwardBatch, LayerKV, ModelError
 class GenericModel(nn.Module):
     """Satisfies `core.contracts.Model`; what it keeps per layer is known once the weights are in."""
 
-    def __init__(self, config: Any, model_class: Any, vocab_size: int, context: BuildContext) -> None:
+    def __init__(self, config: Any, model_class: Any, max_positions: int, context: BuildContext) -> None:
         super().__init__()
-        self.vocab_size = vocab_size
+        self.vocab_size: int = config.get_text_config().vocab_size
+        self._max_positions = max_positions
+        self._first = 0
+        """The position of a text's first token; some models leave out those of padding."""
         self.kv_layers: Sequence[LayerKV] = ()
         self._config = config
         self._class = model_class
@@ -47,7 +50,9 @@ class GenericModel(nn.Module):
         setattr(model, place, _Given(self.base))
         self._choose(trial.TRIAL)
         try:
-            calls = trial.record(self._hidden, self.base)
+            padding = getattr(self._config.get_text_config(), "pad_token_id", None) or 0
+            self._first, calls = trial.record(self._hidden, self.base, (0, padding + 1))
+            self._check_context()
             layers = [trial.paged_layer(index, call) for index, call in enumerate(calls)]
             self.logits(self._hidden(torch.tensor([1]), torch.tensor([0])))
         except ModelError as error:
@@ -62,6 +67,15 @@ class GenericModel(nn.Module):
             setattr(module, attention.ATTRIBUTE, self._layers)
         self._choose(attention.PAGED)
 
+    def _check_context(self) -> None:
+        """Raise `ModelError` when the last positions that are served are beyond a table's end."""
+        stated = getattr(self._config.get_text_config(), "max_position_embeddings", None) or 0
+        if self._first and self._max_positions + self._first > stated > 0:
+            raise ModelError(
+                f"its positions start at {self._first} of {stated}; use a --max-model-len of at most "
+                f"{stated - self._first}."
+            )
+
     def _choose(self, implementation: str) -> None:
         with quiet():
             self.base.set_attn_implementation(implementation)  # type: ignore[operator]
@@ -74,7 +88,7 @@ class GenericModel(nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [num_tokens, hidden]."""
         self._layers.begin(batch.attention)
-        return self._hidden(batch.input_ids, batch.positions)
+        return self._hidden(batch.input_ids, batch.positions + self._first)
 
     def _hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, cache: Any = None) -> torch.Tensor:
         """Return hidden states of one row of tokens; without positions, transformers counts them from the first."""

@@ -29,6 +29,10 @@ class GenericSpec:
     config: Any
     model_class: Any
     vocab_size: int
+    max_positions: int = 0
+    """Positions that are served, where it is known."""
+    learned_positions: int = 0
+    """How many a table holds; found out when the model is loaded."""
 
     def build(self, context: BuildContext) -> Model:
         """Return the model; its modules are made when the weights come."""
@@ -37,7 +41,7 @@ class GenericSpec:
                 f"the entry for any architecture reads no weights quantized by {context.quant.name!r}; take the "
                 "checkpoint without quantization."
             )
-        return GenericModel(self.config, self.model_class, self.vocab_size, context)
+        return GenericModel(self.config, self.model_class, self.max_positions, context)
 
     def check_split(self, tensor: int, pipeline: int) -> None:
         """Raise `ConfigError`: these modules are whole."""

@@ -1,15 +1,15 @@
 """Four forward passes of three tokens, after loading: what each attention call needs, and whether nothing else mixes.
 
-In all of them attention passes on each token's own query, key and value. In the first, masks are markers that keep
-the formula transformers would make a mask of, and each call of attention is written down. The second leaves positions
-to transformers, which must count them as we do. In the third all tokens have one position: two equal tokens must come
+In all of them attention passes on each token's own query, key and value. The first leaves positions to transformers;
+masks are markers that keep the formula it would make a mask of, and each call of attention is written down. In the
+second we count positions, from zero or behind that of padding, and nothing may change. In the third all tokens have one position: two equal tokens must come
 out equal, whatever stands between them. In the fourth a cache claims to hold many tokens, which must change nothing. A
 convolution, a running state, or positions that the model counts by itself would show, so what passes is served exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -77,32 +77,35 @@ def register() -> None:
     AttentionMaskInterface.register(TRIAL, _mark)
 
 
-def record(run: Callable[..., torch.Tensor], model: torch.nn.Module) -> list[Call]:
-    """Return the attention calls of a forward pass. `run` is given token ids, positions and perhaps a cache.
+def record(run: Callable[..., torch.Tensor], model: torch.nn.Module, starts: Sequence[int]) -> tuple[int, list[Call]]:
+    """Return the position of a text's first token, one of `starts`, and the attention calls of a forward pass.
 
-    Raises `ModelError` where more than attention carries something from one token to another.
+    `run` is given token ids, positions and perhaps a cache. Raises `ModelError` where more than attention carries
+    something from one token to another.
     """
     notes = Record()
     for module in model.modules():
         setattr(module, ATTRIBUTE, notes)
     tokens, counted = torch.tensor(TOKENS), torch.arange(len(TOKENS))
-    hidden = run(tokens, counted)
+    hidden = run(tokens, None)
     if not notes.calls:
         raise ModelError("its attention does not go through transformers' attention interface.")
     calls, notes.calls = notes.calls, []
-    if not _near(hidden, run(tokens, None)):
-        raise ModelError("it does not count positions from zero.")
-    alike = run(tokens, torch.full_like(tokens, 5))
+    first = next((start for start in starts if _near(hidden, run(tokens, counted + start))), None)
+    if first is None:
+        raise ModelError(f"its positions count from neither of {', '.join(map(str, starts))}.")
+    notes.calls = []
+    alike = run(tokens, torch.full_like(tokens, first + 5))
     if not _near(alike[0], alike[2]):
         raise ModelError(
             "a token changes what follows other than through attention (a convolution, a running state, or positions "
             "that the model counts by itself), which a paged cache cannot hold."
         )
-    if not _near(hidden, run(tokens, counted, _Long())):
+    if not _near(hidden, run(tokens, counted + first, _Long())):
         raise ModelError("it counts tokens in a cache of its own, and is not told of ours.")
-    if len(notes.calls) != 3 * len(calls):
+    if len(notes.calls) != 2 * len(calls):
         raise ModelError("which attention layers it calls depends on its input.")
-    return calls
+    return first, calls
 
 
 class _Long(DynamicCache):

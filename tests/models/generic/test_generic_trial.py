@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +32,13 @@ def read(model_type: str, **changes: Any) -> Any:
     return spec(SimpleNamespace(**{"model_type": model_type, **config}))
 
 
-def load(folder: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None) -> Any:
+def load(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None, max_positions: int = 0
+) -> Any:
     config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
-    model = spec(config).build(plain_context())
+    model = replace(spec(config), max_positions=max_positions).build(plain_context())
     model.load_weights(tensors.items())
     return model
 
@@ -85,15 +88,20 @@ def test_positions_that_change_with_the_batch_are_refused() -> None:
         read("seed_oss", rope_parameters=rope)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [("llama4_text", "counts tokens in a cache of its own"), ("roberta", "does not count positions from zero")],
-)
-def test_a_model_that_counts_by_itself_is_refused_once_it_is_loaded(
-    model_type: str, reason: str, checkpoint: Callable[[str], Path]
-) -> None:
-    with pytest.raises(ModelError, match=reason):
-        load(checkpoint(model_type))
+def test_a_model_that_counts_by_itself_is_refused_once_it_is_loaded(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="runs in transformers, but it counts tokens in a cache of its own"):
+        load(checkpoint("llama4_text"))
+
+
+def test_a_model_that_changes_its_masks_is_refused_once_it_is_loaded(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="make something of their own of the mask"):
+        load(checkpoint("doge"))
+
+
+def test_positions_behind_that_of_padding_shorten_the_context(checkpoint: Callable[[str], Path]) -> None:
+    load(checkpoint("roberta"), max_positions=512 - 299)
+    with pytest.raises(ModelError, match="start at 299 of 512; use a --max-model-len of at most 213"):
+        load(checkpoint("roberta"), max_positions=512)
 
 
 def test_a_model_type_that_transformers_does_not_know_is_refused() -> None:
