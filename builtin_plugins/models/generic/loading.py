@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Final
 
 import torch
@@ -60,10 +61,17 @@ def fill(model_class: Any, config: Any, tensors: Iterable[tuple[str, torch.Tenso
 
 def weight_shapes(model_class: Any, config: Any) -> Mapping[str, tuple[int, ...]]:
     """Return name and shape of every tensor, those that are tied to another left out."""
-    with torch.device("meta"), quiet():
-        model = model_class(config)
+    model = without_memory(model_class, config, torch.float32)
     tied = set(model.all_tied_weights_keys)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def without_memory(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
+    """Return the model on the device meta, its experts computed in a way that asks for no values."""
+    with torch.device("meta"), quiet():
+        model = model_class._from_config(deepcopy(config), dtype=dtype, experts_implementation="batched_mm").eval()
+        model.tie_weights()
+    return model
 
 
 @contextmanager

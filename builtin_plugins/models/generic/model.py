@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from builtin_plugins.models.generic import attention, trial
 from builtin_plugins.models.generic.attention import PagedLayers
-from builtin_plugins.models.generic.loading import fill, quiet, weight_shapes
+from builtin_plugins.models.generic.loading import fill, quiet, weight_shapes, without_memory
 from core.api import BuildContext, ForwardBatch, LayerKV, ModelError
 
 
@@ -33,6 +33,19 @@ class GenericModel(nn.Module):
         """Everything up to the hidden states."""
         self.head: nn.Module
         """The model around `base`, which turns hidden states into logits as it sees fit."""
+        if context.device == "meta":
+            self._sketch()
+
+    def _sketch(self) -> None:
+        """Find out without weights and memory what would be kept, for a plan; the trial is left to loading."""
+        try:
+            self._take(without_memory(self._class, self._config, self._context.dtype))
+            calls = trial.sketched_calls(self._hidden, self.base)
+        except Exception as error:
+            raise ModelError(
+                f"what {self._class.__name__} keeps is known only once it is loaded ({type(error).__name__}: {error})."
+            ) from error
+        self.kv_layers = [trial.paged_layer(index, call).kv for index, call in enumerate(calls)]
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name and shape of every tensor; only loaders that make tensors up ask."""
@@ -40,15 +53,7 @@ class GenericModel(nn.Module):
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Build and fill the modules, then try them. Raises `ModelError` naming tensors, or what cannot be served."""
-        attention.register()
-        trial.register()
-        model = fill(self._class, self._config, tensors, self._context.dtype).to(self._context.device)
-        model.requires_grad_(requires_grad=False)
-        self.base = model.model if model.base_model is model else model.base_model
-        self.head = model
-        place = next(name for name, part in model.named_children() if part is self.base)
-        setattr(model, place, _Given(self.base))
-        self._choose(trial.TRIAL)
+        self._take(fill(self._class, self._config, tensors, self._context.dtype).to(self._context.device))
         try:
             padding = getattr(self._config.get_text_config(), "pad_token_id", None) or 0
             self._first, calls = trial.record(self._hidden, self.base, (0, padding + 1))
@@ -66,6 +71,17 @@ class GenericModel(nn.Module):
         for module in self.base.modules():
             setattr(module, attention.ATTRIBUTE, self._layers)
         self._choose(attention.PAGED)
+
+    def _take(self, model: Any) -> None:
+        """Keep a model in two parts, ready for the trial."""
+        attention.register()
+        trial.register()
+        model.requires_grad_(requires_grad=False)
+        self.base = model.model if model.base_model is model else model.base_model
+        self.head = model
+        place = next(name for name, part in model.named_children() if part is self.base)
+        setattr(model, place, _Given(self.base))
+        self._choose(trial.TRIAL)
 
     def _check_context(self) -> None:
         """Raise `ModelError` when the last positions that are served are beyond a table's end."""

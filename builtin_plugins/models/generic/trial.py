@@ -77,24 +77,37 @@ def register() -> None:
     AttentionMaskInterface.register(TRIAL, _mark)
 
 
+def attention_calls(
+    run: Callable[..., torch.Tensor], model: torch.nn.Module, cache: DynamicCache | None = None
+) -> tuple[list[Call], torch.Tensor]:
+    """Return the attention calls of a forward pass, and its hidden states."""
+    notes = Record()
+    for module in model.modules():
+        setattr(module, ATTRIBUTE, notes)
+    hidden = run(torch.tensor(TOKENS), None, cache)
+    if not notes.calls:
+        raise ModelError("its attention does not go through transformers' attention interface.")
+    return notes.calls, hidden
+
+
+def sketched_calls(run: Callable[..., torch.Tensor], model: torch.nn.Module) -> list[Call]:
+    """Return the attention calls of a model without memory: with a cache, transformers looks at no value."""
+    return attention_calls(run, model, _Long())[0]
+
+
 def record(run: Callable[..., torch.Tensor], model: torch.nn.Module, starts: Sequence[int]) -> tuple[int, list[Call]]:
     """Return the position of a text's first token, one of `starts`, and the attention calls of a forward pass.
 
     `run` is given token ids, positions and perhaps a cache. Raises `ModelError` where more than attention carries
     something from one token to another.
     """
-    notes = Record()
-    for module in model.modules():
-        setattr(module, ATTRIBUTE, notes)
     tokens, counted = torch.tensor(TOKENS), torch.arange(len(TOKENS))
-    hidden = run(tokens, None)
-    if not notes.calls:
-        raise ModelError("its attention does not go through transformers' attention interface.")
-    calls, notes.calls = notes.calls, []
+    noted, hidden = attention_calls(run, model)
+    calls = list(noted)
     first = next((start for start in starts if _near(hidden, run(tokens, counted + start))), None)
     if first is None:
         raise ModelError(f"its positions count from neither of {', '.join(map(str, starts))}.")
-    notes.calls = []
+    noted.clear()
     alike = run(tokens, torch.full_like(tokens, first + 5))
     if not _near(alike[0], alike[2]):
         raise ModelError(
@@ -103,7 +116,7 @@ def record(run: Callable[..., torch.Tensor], model: torch.nn.Module, starts: Seq
         )
     if not _near(hidden, run(tokens, counted + first, _Long())):
         raise ModelError("it counts tokens in a cache of its own, and is not told of ours.")
-    if len(notes.calls) != 2 * len(calls):
+    if len(noted) != 2 * len(calls):
         raise ModelError("which attention layers it calls depends on its input.")
     return first, calls
 

@@ -136,3 +136,10 @@ def test_tensors_of_the_right_type_are_taken_as_they_are(checkpoint: Callable[[s
     model = load(checkpoint("llama"), kept.update)
     ours = {parameter.data_ptr() for parameter in model.parameters()}
     assert {tensor.data_ptr() for tensor in kept.values()} == ours
+
+
+def test_a_plan_is_made_without_weights_and_is_what_loading_finds(checkpoint: Callable[[str], Path]) -> None:
+    config = SimpleNamespace(**json.loads((checkpoint("beam") / "config.json").read_text()))
+    sketch: Any = spec(config).build(replace(plain_context(), device="meta"))
+    assert [layer.spec for layer in sketch.kv_layers] == [layer.spec for layer in load(checkpoint("beam")).kv_layers]
+    assert all(parameter.is_meta for parameter in sketch.parameters())
