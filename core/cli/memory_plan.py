@@ -181,6 +181,9 @@ def _headers(
     loader = registry.load(chosen)(source, config)
     if hasattr(loader, "expect"):  # it makes its tensors up
         return None
+    if hasattr(loader, "headers"):
+        listed: Iterable[tuple[str, torch.Tensor]] = loader.headers()
+        return listed
     return ((name, tensor.to(NOWHERE)) for name, tensor in loader.tensors())
 
 

@@ -122,7 +122,10 @@ class PoolingModel(Model, Protocol):
 
 
 class WeightLoader(Protocol):
-    """Yields a checkpoint's tensors. Constructed with (source, config)."""
+    """Yields a checkpoint's tensors. Constructed with (source, config).
+
+    Optional: `headers()`, which yields the same on the device meta, so that a plan reads no weight.
+    """
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor), memory-mapped where possible. Raises `ModelError` naming file and fault."""

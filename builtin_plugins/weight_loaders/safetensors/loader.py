@@ -71,6 +71,12 @@ class SafetensorsLoader:
                 yield prefix + name, tensor
                 del tensor  # or its pages would stay while the next one is copied
 
+    def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor) without memory: names, types and shapes alone."""
+        for prefix, path in self._files:
+            for tensor in read_header(path):
+                yield prefix + tensor.name, torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype], device="meta")
+
     def total_bytes(self) -> int:
         """Return the bytes of all files."""
         return sum(path.stat().st_size for _, path in self._files)
