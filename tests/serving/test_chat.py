@@ -80,13 +80,6 @@ def test_role_of_answers_is_an_option(make_api):
     assert make_api(response_role="poet").chat("a").json()["choices"][0]["message"]["role"] == "poet"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_a_forced_tool_names_what_is_missing(api, choice):
-    error = api.chat("a", tools=[TOOL], tool_choice=choice).json()["error"]
-    assert error["param"] == "tool_choice"
-    assert "grammar backend" in error["message"]
-
-
 def test_templates_of_requests_need_trust(api, make_api):
     reply = api.chat("a", chat_template="{{ 1 }}")
     assert reply.status_code == 400

@@ -89,6 +89,30 @@ def test_cut_off_calls_are_content(make_api):
     assert (choice["message"]["content"], choice["finish_reason"]) == (CALL[:20], "length")
 
 
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "said", "calls"),
+    [
+        ("required", '[{"name": "add", "parameters": {"a": 1}}, {"name": "add", "parameters": {}}]', [{"a": 1}, {}]),
+        ("required", '[{"name": "add", "parameters": {"a": [1, "]"]}}]', [{"a": [1, "]"]}]),
+        (ADD, '{"a": {"b": "}"}}', [{"a": {"b": "}"}}]),
+    ],
+)
+def test_forced_calls_are_held_to_the_tools_and_read_without_a_parser(api, choice, said, calls):
+    choice_ = api.chat(said, tools=[TOOL], tool_choice=choice).json()["choices"][0]
+    found = [json.loads(call["function"]["arguments"]) for call in choice_["message"]["tool_calls"]]
+    assert (found, choice_["message"]["content"], choice_["finish_reason"]) == (calls, None, "tool_calls")
+    schema = api.engine.sampling[0].structured_outputs.json
+    assert schema["type"] == ("array" if choice == "required" else "object")
+
+
+def test_a_forced_call_and_another_form_exclude_each_other(api):
+    fields = {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    assert api.chat("a", **fields).json()["error"]["param"] == "response_format"
+
+
 def test_a_parser_may_come_from_a_file(make_api, tmp_path):
     file = tmp_path / "bang.py"
     file.write_text(BANG)

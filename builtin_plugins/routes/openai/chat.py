@@ -116,6 +116,7 @@ class ChatCompletions:
                     "max_completion_tokens", f"must be at least 1, not {fields.max_completion_tokens}."
                 )
             decided["max_tokens"] = fields.max_completion_tokens
+        decided |= self._formats.constraint(fields, others)
         if fields.vllm_xargs:
             decided["extra_args"] = fields.vllm_xargs
         defaults = {"max_tokens": None, **self._engine.sampling_defaults}

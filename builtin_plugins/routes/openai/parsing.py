@@ -15,6 +15,7 @@ from core.api import (
     ParseRequest,
     ReasoningFormat,
     SamplingParams,
+    StructuredOutputsParams,
     ToolFormat,
     load_plan,
     make_plan,
@@ -62,18 +63,19 @@ class Formats:
                 "--tool-call-parser; set it to 'none', 'required' or a function, or restart the server with both.",
             )
 
-        if self.constraint(fields) is not None:
-            raise InvalidRequest(
-                "tool_choice", "a forced call needs a grammar backend, and no plugin brings one; use 'auto'."
-            )
-
     def shown_tools(self, fields: ChatFields) -> list[dict[str, Any]] | None:
         """Return the tools that stand in the prompt."""
         return None if fields.tool_choice == "none" and self.hide_unchosen else fields.tools or None
 
-    def constraint(self, fields: ChatFields) -> dict[str, Any] | None:
-        """Return the JSON schema an answer must follow because of the choice of tools."""
-        return forced_schema(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+    def constraint(self, fields: ChatFields, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the sampling parameters that hold an answer to the choice of tools; none where nothing is forced."""
+        schema = forced_schema(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+        if schema is None:
+            return {}
+        for name in ("response_format", "structured_outputs"):
+            if others.get(name) not in (None, {}, {"type": "text"}):
+                raise InvalidRequest(name, "gives the answer a form, and so does a forced tool call; leave one out.")
+        return {"structured_outputs": StructuredOutputsParams(json=schema)}
 
     def reader(self, fields: ChatFields, prompt: str) -> AnswerReader | None:
         """Return how the answer to a request is read; None where it is shown as it comes."""
