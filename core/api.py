@@ -110,7 +110,15 @@ from core.plugin import load_plan, make_plan
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.pooling_spec import DenseSpec, PoolingSpec, SentenceFacts
 from core.pooling_types import PoolingParams
-from core.recurrent_spec import Mamba2Spec, MambaSpec, RecurrentSpec
+from core.recurrent_spec import (
+    GatedConvSpec,
+    GatedDeltaSpec,
+    LightningSpec,
+    Mamba2Spec,
+    MambaSpec,
+    RecurrentSpec,
+    RgLruSpec,
+)
 from core.rope_spec import (
     DynamicScaling,
     LinearScaling,
@@ -173,6 +181,8 @@ __all__ = [
     "ForwardBatch",
     "FramesSpec",
     "FullAttention",
+    "GatedConvSpec",
+    "GatedDeltaSpec",
     "Grammar",
     "GrammarBackend",
     "GrammarState",
@@ -185,6 +195,7 @@ __all__ = [
     "LayerInputSpec",
     "LayerKV",
     "LayerSpec",
+    "LightningSpec",
     "LinearMethod",
     "LinearScaling",
     "Llama3Scaling",
@@ -232,6 +243,7 @@ __all__ = [
     "RequestOutputKind",
     "RequestStats",
     "RequestTimeout",
+    "RgLruSpec",
     "RopeSpec",
     "RouteGroup",
     "RunnerExtension",

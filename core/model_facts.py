@@ -197,18 +197,25 @@ class ModelFacts:
         num_layers = self.num_layers()
         if size is None:
             return [None] * num_layers
-        kinds = self.get("layer_types")
+        kinds = self.layer_kinds("full_attention", "sliding_attention")
         if kinds is None:
             full = [i < full_below or (full_every > 0 and (i + 1) % full_every == 0) for i in range(num_layers)]
         else:
-            names = [str(kind) for kind in _listed("layer_types", kinds)]
-            if len(names) != num_layers or not set(names) <= {"full_attention", "sliding_attention"}:
-                raise ModelError(
-                    f"layer_types in config.json must name full_attention or sliding_attention for each of the "
-                    f"{num_layers} layers; it holds {len(names)}: {', '.join(sorted(set(names))):.200}."
-                )
-            full = [name == "full_attention" for name in names]
+            full = [kind == "full_attention" for kind in kinds]
         return [None if is_full else size for is_full in full]
+
+    def layer_kinds(self, *known: str) -> list[str] | None:
+        """Return `layer_types`, each of them known; None where the config has none."""
+        kinds = self.get("layer_types")
+        if kinds is None:
+            return None
+        num_layers, names = self.num_layers(), [str(kind) for kind in _listed("layer_types", kinds)]
+        if len(names) != num_layers or not set(names) <= set(known):
+            raise ModelError(
+                f"layer_types in config.json must name {' or '.join(known)} for each of the "
+                f"{num_layers} layers; it holds {len(names)}: {', '.join(sorted(set(names))):.200}."
+            )
+        return names
 
     def start_tokens(self, default: int | None = None) -> tuple[int, ...]:
         """Return what the decoder of an encoder-decoder model begins with; `default` where nothing is said."""

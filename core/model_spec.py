@@ -267,6 +267,8 @@ class LayerSpec:
     """`attention_out` and `mlp_out` normalise the stream with the part added, not the part alone."""
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the stream."""
+    normed_stream: tuple[tuple[float, float], tuple[float, float]] | None = None
+    """`attention_in` and `mlp_in` change the stream itself. For each: factors on it, and on what is added."""
     cross: CrossSpec | None = None
     """Between the two, attention to what the encoder made."""
 

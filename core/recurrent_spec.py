@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from core.errors import ModelError
 
@@ -71,10 +71,79 @@ class Mamba2Spec:
         return self.heads * self.head_size
 
 
-RecurrentSpec = MambaSpec | Mamba2Spec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaSpec:
+    """A memory of each head that a token first forgets a part of, then corrects where its key finds another value."""
+
+    heads: int
+    key_heads: int
+    """Value heads of equal number share the query and the key of one of these."""
+    key_size: int
+    value_size: int
+    layout: Literal["grouped", "joined", "apart", "low_rank"]
+    """How checkpoints keep the first products: by key head in two tensors; queries, keys and values in one and each
+    other in its own; each in its own; so with forgetting, by channel, and gate through a width of `key_size`."""
+    eps: float = 1e-6
+    """Of the norm of each head's result."""
+    kernel: int = 4
+    """Tokens that the convolution sees."""
+    most_correction: float = 1.0
+    """Up to 2: a memory may swing to the other side."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "heads", "key_heads", "key_size", "value_size", "kernel")
+        if self.heads % self.key_heads:
+            raise ModelError(f"{self.heads} value heads do not divide among {self.key_heads} key heads.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightningSpec:
+    """A memory of each head that fades at a fixed rate."""
+
+    heads: int
+    head_size: int
+    rates: tuple[float, ...]
+    """Of each head: after a token there is exp(-rate) left."""
+    activation: str = "silu"
+    """Of queries, keys and values."""
+    eps: float = 1e-6
+    """Of the norm of all heads' results."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "heads", "head_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedConvSpec:
+    """A short convolution between two gates; its last inputs are all it keeps."""
+
+    kernel: int = 3
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "kernel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RgLruSpec:
+    """A number of each channel that fades as far as the token says, behind a short convolution."""
+
+    width: int
+    heads: int
+    """Gates of a channel are computed from the channels of its head."""
+    activation: str
+    kernel: int = 4
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "width", "heads", "kernel")
+        if self.width % self.heads:
+            raise ModelError(f"lru_width {self.width} does not divide into {self.heads} heads.")
+
+
+RecurrentSpec = MambaSpec | Mamba2Spec | GatedDeltaSpec | LightningSpec | GatedConvSpec | RgLruSpec
 
 
 def _at_least_one(spec: object, *names: str) -> None:
     for name in names:
         if getattr(spec, name) < 1:
-            raise ModelError(f"a state space has {name} {getattr(spec, name)}; it must be at least 1.")
+            raise ModelError(f"a recurrent layer has {name} {getattr(spec, name)}; it must be at least 1.")

@@ -49,6 +49,7 @@ class WeightNames:
     latent_norm: str = "self_attn.kv_a_layernorm"
     latent_up: str = "self_attn.kv_b_proj"
     attention_gate: str = "self_attn.gate_proj"
+    """Empty when each head's rows of `q` are its query's, then its gate's."""
     attention_inner: str = "self_attn.attn_sub_norm"
     sinks: str = "self_attn.sinks"
     recurrent: str = "mixer"

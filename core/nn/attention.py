@@ -65,8 +65,9 @@ class Attention(nn.Module):
         self.cache: torch.Tensor | None = None
         own = not names.qkv
         width, kv_width = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
+        self._gate_in_query = spec.gate and not names.attention_gate
         parts = [
-            Slice("q", width, f"{layer}.{names.q}" if own else ""),
+            Slice("q", 2 * width if self._gate_in_query else width, f"{layer}.{names.q}" if own else ""),
             Slice("k", kv_width, f"{layer}.{names.k}" if own else "", kv_parts, spec.key_bias),
             Slice("v", kv_width, f"{layer}.{names.v}" if own else "", kv_parts),
         ]
@@ -92,7 +93,7 @@ class Attention(nn.Module):
             transposed=names.transposed,
         )
         self.gate: Linear | None = None
-        if spec.gate:
+        if spec.gate and not self._gate_in_query:
             prefix = f"{layer}.{names.attention_gate}"
             self.gate = Linear(context, weights, prefix, hidden, [Slice("gate", width)], split="rows")
         inner = f"{layer}.{names.attention_inner}"
@@ -135,29 +136,31 @@ class Attention(nn.Module):
         """
         if self.spec.in_scale != 1.0:
             x = x * self.spec.in_scale
-        query, key, value = self._parts(x, positions)
+        product = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
+        query, key, value = self._parts(product, positions)
         if self.spec.temperature is not None:
             query = query * growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
         if self.kv_spec is None:
             bias = None if self.relative is None else self.relative.around(max(plan))
             out = self._full_attention(query, key, value, plan, self.params.scale, self.params.window, bias)
-            return self._finish(x, out.reshape(-1, self.heads * self.head_size))
+            return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
         assert self.cache is not None, "bind_kv was not called"
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)
-        return self._finish(x, out.reshape(-1, self.heads * self.head_size))
+        return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
 
-    def _parts(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _parts(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return query, key and value [n, heads, head_size], normalised and turned."""
         if self.source is not None:
-            return self._query_of_another(x, positions)
+            return self._query_of_another(qkv, positions)
         rows, spec = self.qkv.slices, self.spec
-        qkv = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
         query, key, value = qkv[:, rows["q"]], qkv[:, rows["k"]], qkv[:, rows["k" if spec.key_is_value else "v"]]
         if spec.qk_norm_over == "all":
             query, key = self._normed_together(query, key)
         if spec.qkv_clip is not None:
             query, key, value = (part.clamp(-spec.qkv_clip, spec.qkv_clip) for part in (query, key, value))
-        query = query.view(-1, self.heads, self.head_size)
+        if self._gate_in_query:
+            query = self._query_and_gate(qkv)[0]
+        query = query.reshape(-1, self.heads, self.head_size)
         key = key.view(-1, self.kv_heads, self.head_size)
         value = value.view(-1, self.kv_heads, self.head_size)
         if self.v_norm is not None:
@@ -176,12 +179,12 @@ class Attention(nn.Module):
         return query, key, value
 
     def _query_of_another(
-        self, x: torch.Tensor, positions: torch.Tensor
+        self, product: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return an own query, and the source's key and value, which the backend writes where they already are."""
         assert self.source is not None
         assert self.source.last is not None
-        query = self.qkv(x).view(-1, self.heads, self.head_size)
+        query = product.view(-1, self.heads, self.head_size)
         if self.q_norm is not None:
             query = self.q_norm(query)
         if self._rotary is not None:  # it turns two; there is no key here
@@ -195,11 +198,18 @@ class Attention(nn.Module):
         query = group.cut(self.q_norm(group.all_gather(query)), 1)
         return query, group.cut(self.k_norm(group.all_gather(key)), 1)
 
-    def _finish(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _query_and_gate(self, product: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the halves of each head's rows [n, heads, head_size], where a tensor holds both."""
+        both = product[:, self.qkv.slices["q"]].view(-1, self.heads, 2, self.head_size)
+        return both[:, :, 0], both[:, :, 1]
+
+    def _finish(self, x: torch.Tensor, product: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if self.inner_norm is not None:
             out = self._group.cut(self.inner_norm(self._group.all_gather(out)), 1)
         if self.gate is not None:
             out = out * self.gate(x).sigmoid()
+        elif self._gate_in_query:
+            out = out * self._query_and_gate(product)[1].flatten(1).sigmoid()
         out = self.out(out)
         return out if self.spec.out_scale == 1.0 else out * self.spec.out_scale
 

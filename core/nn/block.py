@@ -82,7 +82,7 @@ class Block(nn.Module):
         self.source: Block | None = None
         self._mixes = layer.attention is not None or layer.recurrent is not None
         self._parallel, self._norm_sum = layer.parallel, layer.norm_sum
-        self._residual_scale = layer.residual_scale
+        self._residual_scale, self._normed_stream = layer.residual_scale, layer.normed_stream
 
     def attend_to(self, other: Block) -> None:
         """Use another layer's keys and values."""
@@ -105,6 +105,8 @@ class Block(nn.Module):
 
         `made` [positions, hidden] is what the encoder made of the inputs of this step, if any.
         """
+        if self._normed_stream is not None:
+            return self._restreamed(x, positions, plans, *self._normed_stream), None
         if self._norm_sum:
             return self._normed_sums(x, positions, plans, made), None
         if self._mixes:
@@ -140,6 +142,22 @@ class Block(nn.Module):
             assert self.cross.norm_out is not None, "norm_sum needs it"
             x = self.cross.norm_out.add(self.cross(x, made, plans[self.cross_plan]), x)[0]
         return self.mlp_out.add(self.mlp(x), x)[0]
+
+    def _restreamed(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        plans: Sequence[Any],
+        mixing: tuple[float, float],
+        feeding: tuple[float, float],
+    ) -> torch.Tensor:
+        assert self.attention_in is not None, "normed_stream needs it"
+        assert self.mlp_in is not None, "normed_stream needs it"
+        assert self.mlp is not None, "normed_stream needs it"
+        x = self.attention_in(x)
+        x = self.mlp_in(x * mixing[0] + self._mix(x, positions, plans) * mixing[1])
+        fed: torch.Tensor = self.mlp(x)
+        return x * feeding[0] + fed * feeding[1]
 
     def _mix(self, x: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]) -> torch.Tensor:
         """Return what other tokens bring: attention, the recurrent part, or the sum of both."""

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from core.nn.gated_conv import GatedConv
+from core.nn.gated_delta import GatedDelta
+from core.nn.lightning import Lightning
 from core.nn.mamba import Mamba
 from core.nn.mamba2 import Mamba2
-from core.recurrent_spec import Mamba2Spec, MambaSpec
+from core.nn.rg_lru import RgLru
+from core.recurrent_spec import GatedConvSpec, GatedDeltaSpec, LightningSpec, Mamba2Spec, MambaSpec, RgLruSpec
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
     from core.nn.weights import WeightMap
     from core.recurrent_spec import RecurrentSpec
 
-Recurrent = Mamba | Mamba2
+Recurrent = Mamba | Mamba2 | GatedDelta | Lightning | GatedConv | RgLru
 """A module with `kv_spec` (what it keeps), `cache` (which `bind_kv` sets), and `forward(x, plan)`."""
 
-_MODULES: Final[dict[type, Any]] = {MambaSpec: Mamba, Mamba2Spec: Mamba2}
+_MODULES: Final[dict[type, Any]] = {
+    MambaSpec: Mamba,
+    Mamba2Spec: Mamba2,
+    GatedDeltaSpec: GatedDelta,
+    LightningSpec: Lightning,
+    GatedConvSpec: GatedConv,
+    RgLruSpec: RgLru,
+}
 
 
 def make_recurrent(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class ShortConv(nn.Module):
-    """What it keeps of a sequence are its last `kernel - 1` inputs: `state_part`, one part of its layer's state."""
+    """What it keeps of a sequence are its last `kernel - 1` inputs: `state_part`, one part of its layer's state.
+
+    `prefix` is that of its tensors or, where a checkpoint has several, how many channels each prefix has.
+    """
 
     def __init__(
         self,
@@ -24,7 +29,7 @@ class ShortConv(nn.Module):
         kernel: int,
         context: BuildContext,
         weights: WeightMap,
-        prefix: str,
+        prefix: str | Mapping[str, int],
         *,
         bias: bool,
         activate: bool = True,
@@ -35,10 +40,16 @@ class ShortConv(nn.Module):
         self.weight = empty_parameter(kernel, channels, dtype=context.dtype)
         self.bias: nn.Parameter | None
         self.register_parameter("bias", empty_parameter(channels, dtype=context.dtype) if bias else None)
-        weights.add(f"{prefix}.weight", (channels, 1, kernel), lambda tensor: fill(self.weight.data, tensor[:, 0].T))
-        if self.bias is not None:
-            target = self.bias.data
-            weights.add(f"{prefix}.bias", (channels,), lambda tensor: fill(target, tensor))
+        start = 0
+        for name, size in ({prefix: channels} if isinstance(prefix, str) else prefix).items():
+            rows = slice(start, start + size)
+            weights.add(f"{name}.weight", (size, 1, kernel), partial(self._take, rows))
+            if self.bias is not None:
+                weights.add(f"{name}.bias", (size,), partial(fill, self.bias.data[rows]))
+            start += size
+
+    def _take(self, rows: slice, tensor: torch.Tensor) -> None:
+        fill(self.weight.data[:, rows], tensor[:, 0].T)
 
     def forward(self, x: torch.Tensor, run: Run, states: torch.Tensor) -> torch.Tensor:
         """Return [n, length, channels] for the segments of a run; `states` is this part of the layer's cache."""

@@ -269,3 +269,41 @@ def selective_scan(
         state = state * (move * decay.float()).exp() + move * x[:, token].float()[..., None] * write[:, token, None]
         out[:, token] = (state * read[:, token, None].float()).sum(-1)
     return out, state
+
+
+def delta_scan(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what the gated delta rule gives for each token, and the states after the last, in float32.
+
+    For each head: state = state * exp(decay); state = state + key (outer) write * (value - key @ state);
+    out = query @ state. query and key are [n, length, key_heads, key_size], each for as many neighbouring heads of
+    value [n, length, heads, value_size]; decay, at most 0, is [n, length, heads] or [n, length, heads, key_size],
+    `write` [n, length, heads], `state` [n, heads, key_size, value_size].
+    """
+    each = value.shape[2] // key.shape[2]
+    query, key = (part.float().repeat_interleave(each, 2) for part in (query, key))
+    kept = (
+        (decay if decay.ndim == 4 else decay[..., None]).float().exp()[..., None]
+    )  # [n, length, heads, key_size | 1, 1]
+    state, out = state.float(), torch.zeros(value.shape, dtype=torch.float32, device=value.device)
+    for token in range(value.shape[1]):
+        state = state * kept[:, token]
+        found = (state * key[:, token, ..., None]).sum(-2)
+        wrong = (value[:, token].float() - found) * write[:, token, :, None].float()
+        state = state + key[:, token, ..., None] * wrong[..., None, :]
+        out[:, token] = (state * query[:, token, ..., None]).sum(-2)
+    return out, state
+
+
+def fading_sum(x: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the running sum of x [n, length, channels], each time exp(decay) of it left, and the last, in float32.
+
+    For each channel: state = state * exp(decay) + x; out = state. `decay`, at most 0, is like x; `state` [n, channels].
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    state = state.float()
+    for token in range(x.shape[1]):
+        state = state * decay[:, token].float().exp() + x[:, token].float()
+        out[:, token] = state
+    return out, state

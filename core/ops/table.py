@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from core.errors import PluginError, did_you_mean
-from core.ops import reference, state_space
+from core.ops import delta, reference, state_space
 from core.ops.moe import grouped_moe
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class OpTable:
     causal_conv: Callable[..., tuple[torch.Tensor, torch.Tensor]] = reference.causal_conv
     ssd_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]] = state_space.ssd_scan
     selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]] = state_space.selective_scan
+    delta_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]] = delta.delta_scan
+    fading_sum: Callable[..., tuple[torch.Tensor, torch.Tensor]] = delta.fading_sum
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

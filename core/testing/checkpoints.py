@@ -20,6 +20,7 @@ from core.testing.shrunken import causal_types, shrunken_config
 from core.testing.tiny_configs import DENSE, ENCODER_DECODERS, GPT_LIKE, MIXTURES, RECURRENT, UNLIKE_OTHERS, VOCAB
 from core.testing.tiny_encoders import POOLED
 from core.testing.tiny_latent import LATENT
+from core.testing.tiny_linear import LINEAR
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -134,6 +135,7 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     **GPT_LIKE,
     **MIXTURES,
     **LATENT,
+    **LINEAR,
     **UNLIKE_OTHERS,
     **RECURRENT,
 }
@@ -234,7 +236,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
             if not parameter.requires_grad:
                 continue  # sines and cosines, stored or not
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("A_log"):  # states that are forgotten at once would be no test
+            if name.endswith(("A_log", "recurrent_param")):  # states that are forgotten at once would be no test
                 parameter.copy_(noise * 0.5 - 4.0)
             elif parameter.ndim == 1 or "norm" in name:
                 parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))

@@ -1,0 +1,63 @@
+"""MiniMax Text 01: lightning attention, full attention between, experts; norms change the stream itself."""
+
+from core.api import DecoderSpec, Entry, LayerSpec, LightningSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+
+DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+NAMES = WeightNames(
+    recurrent="self_attn",
+    router="block_sparse_moe.gate",
+    expert="block_sparse_moe.experts.{}",
+    expert_gate="w1",
+    expert_up="w3",
+    expert_down="w2",
+    experts_gate_up="block_sparse_moe.experts.gate_up_proj",
+    experts_down="block_sparse_moe.experts.down_proj",
+    # They follow from the sizes.
+    ignored=("*.rotary_emb.inv_freq", *(f"*.self_attn.{name}" for name in DECAYS)),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architecture."""
+    return [Entry("MiniMaxForCausalLM", "builtin_plugins.models.minimax:spec", "MiniMax Text 01")]
+
+
+def spec(hf_config: object) -> DecoderSpec:
+    """Return the facts of a MiniMax config; memories of later layers fade more slowly."""
+    facts = ModelFacts(hf_config)
+    norm, heads, num_layers = facts.norm(eps=1e-5), facts.heads(), facts.num_layers()
+    rope, window = facts.rope(heads["head_size"], theta=1e6), facts.window()
+    attention = facts.attention(**heads, rope=rope, window=window)
+    experts = MoeSpec(
+        experts=facts.count("num_local_experts", facts.get("num_experts")),
+        top_k=facts.count("num_experts_per_tok", 2),
+        width=facts.count("intermediate_size"),
+        activation=facts.activation(),
+    )
+
+    def lightning(index: int) -> LightningSpec:
+        slow = 1 - index / (num_layers - 1 + 1e-5) + 1e-5
+        rates = tuple(slow * 2 ** (-8 * (head + 1) / heads["heads"]) for head in range(heads["heads"]))
+        return LightningSpec(
+            heads=heads["heads"], head_size=heads["head_size"], rates=rates, activation=facts.activation()
+        )
+
+    def factors(part: str) -> tuple[float, float]:
+        return facts.number(f"{part}_alpha_factor", 1), facts.number(f"{part}_beta_factor", 1)
+
+    kinds = facts.layer_kinds("full_attention", "linear_attention")
+    if kinds is None:
+        kinds = ["linear_attention" if i % 2 else "full_attention" for i in range(num_layers)]
+    layers = tuple(
+        LayerSpec(
+            attention=attention if kind == "full_attention" else None,
+            recurrent=lightning(i) if kind == "linear_attention" else None,
+            mlp=experts,
+            attention_in=norm,
+            mlp_in=norm,
+            normed_stream=(factors("full_attn" if kind == "full_attention" else "linear_attn"), factors("mlp")),
+        )
+        for i, kind in enumerate(kinds)
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

@@ -1,0 +1,100 @@
+"""Qwen3-Next and Qwen 3.5: gated delta rule in most layers, gated attention in every fourth."""
+
+from dataclasses import replace
+
+from core.api import (
+    DecoderSpec,
+    Entry,
+    GatedDeltaSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    hookimpl,
+)
+
+HERE = "builtin_plugins.models.qwen3_next"
+NAMES = WeightNames(
+    recurrent="linear_attn",
+    attention_gate="",
+    shared_gate="mlp.shared_expert.gate_proj",
+    shared_up="mlp.shared_expert.up_proj",
+    shared_down="mlp.shared_expert.down_proj",
+    ignored=("*.rotary_emb.inv_freq", "mtp.*"),
+)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    """Return the architectures."""
+    return [
+        Entry("Qwen3NextForCausalLM", f"{HERE}:qwen3_next", "Qwen3-Next"),
+        Entry("Qwen3_5ForCausalLM", f"{HERE}:qwen3_5", "Qwen 3.5, text"),
+        Entry("Qwen3_5MoeForCausalLM", f"{HERE}:qwen3_5_moe", "Qwen 3.5 with experts, text"),
+    ]
+
+
+def qwen3_next(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Qwen3-Next config."""
+    facts = ModelFacts(hf_config)
+    experts = replace(_experts(facts), renormalize=facts.flag("norm_topk_prob", True))
+    step, dense = facts.count("decoder_sparse_step", 1), facts.indices("mlp_only_layers")
+    mlps = [facts.mlp() if i in dense or (i + 1) % step else experts for i in range(facts.num_layers())]
+    return _decoder(facts, _delta(facts, grouped=True), mlps)
+
+
+def qwen3_5(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Qwen 3.5 text config."""
+    facts = ModelFacts(hf_config)
+    return _decoder(facts, _delta(facts), [facts.mlp()] * facts.num_layers())
+
+
+def qwen3_5_moe(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Qwen 3.5 text config with experts in every layer."""
+    facts = ModelFacts(hf_config)
+    return _decoder(facts, _delta(facts), [_experts(facts)] * facts.num_layers())
+
+
+def _delta(facts: ModelFacts, *, grouped: bool = False) -> GatedDeltaSpec:
+    return GatedDeltaSpec(
+        heads=facts.count("linear_num_value_heads", 32),
+        key_heads=facts.count("linear_num_key_heads", 16),
+        key_size=facts.count("linear_key_head_dim", 128),
+        value_size=facts.count("linear_value_head_dim", 128),
+        kernel=facts.count("linear_conv_kernel_dim", 4),
+        layout="grouped" if grouped else "joined",
+        eps=facts.number("rms_norm_eps", 1e-6),
+    )
+
+
+def _experts(facts: ModelFacts) -> MoeSpec:
+    return MoeSpec(
+        experts=facts.count("num_experts", facts.get("num_local_experts")),
+        top_k=facts.count("num_experts_per_tok"),
+        width=facts.count("moe_intermediate_size", 512),
+        activation=facts.activation(),
+        shared=MlpSpec(width=facts.count("shared_expert_intermediate_size", 512), activation=facts.activation()),
+        shared_gate=True,
+    )
+
+
+def _decoder(facts: ModelFacts, delta: GatedDeltaSpec, mlps: list[MlpSpec | MoeSpec]) -> DecoderSpec:
+    """Return a decoder whose layers attend where `layer_types` or an interval says so."""
+    norm, bias, heads = facts.norm(offset=1.0), facts.flag("attention_bias"), facts.heads(256)
+    rope = facts.rope(heads["head_size"], share=0.25)
+    attention = facts.attention(**heads, rope=rope, qk_norm=norm, gate=True, qkv_bias=bias, out_bias=bias)
+    every = facts.count("full_attention_interval", 4)
+    kinds = facts.layer_kinds("full_attention", "linear_attention")
+    attends = [(i + 1) % every == 0 for i in range(len(mlps))] if kinds is None else [k[0] == "f" for k in kinds]
+    layers = tuple(
+        LayerSpec(
+            attention=attention if attend else None,
+            recurrent=None if attend else delta,
+            mlp=mlp,
+            attention_in=norm,
+            mlp_in=norm,
+        )
+        for attend, mlp in zip(attends, mlps, strict=True)
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)
