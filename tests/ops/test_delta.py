@@ -48,7 +48,8 @@ def test_pieces_of_a_sequence_give_what_the_whole_gives() -> None:
     whole, last = delta.delta_scan(query, key, value, decay, write, torch.zeros(1, 2, 8, 8))
     state, pieces = torch.zeros(1, 2, 8, 8), []
     for here in (slice(0, 1), slice(1, 30), slice(30, 90)):
-        out, state = delta.delta_scan(*(part[:, here] for part in (query, key, value, decay, write)), state)
+        parts = [part[:, here] for part in (query, key, value, decay, write)]
+        out, state = delta.delta_scan(*parts, state=state)
         pieces.append(out)
     torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)
