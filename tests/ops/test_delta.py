@@ -49,7 +49,7 @@ def test_pieces_of_a_sequence_give_what_the_whole_gives() -> None:
     state, pieces = torch.zeros(1, 2, 8, 8), []
     for here in (slice(0, 1), slice(1, 30), slice(30, 90)):
         parts = [part[:, here] for part in (query, key, value, decay, write)]
-        out, state = delta.delta_scan(*parts, state=state)
+        out, state = delta.delta_scan(*[*parts, state])
         pieces.append(out)
     torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)
