@@ -177,6 +177,8 @@ class MoeSpec:
     top_groups: int = 1
     group_best: int = 2
     """A group is worth the sum of so many of its best scores."""
+    zero_experts: int = 0
+    """So many more that a token may choose give back what they read."""
     wide_router: bool = False
     """The router's product is computed in float32."""
     router_bias: bool = False
@@ -206,7 +208,7 @@ class MoeSpec:
             raise ModelError(
                 f"{self.experts} experts are not in {self.groups} groups, {self.top_groups} of them taken."
             )
-        if not 1 <= self.top_k <= self.experts:
+        if not 1 <= self.top_k <= self.experts + self.zero_experts:
             raise ModelError(f"a token cannot take {self.top_k} of {self.experts} experts; check num_experts_per_tok.")
 
 
@@ -261,6 +263,8 @@ class LayerSpec:
     parallel: bool = False
     """Attention and MLP both read the layer's input; without `mlp_in` they share the norm `attention_in`."""
     beside: BesideSpec | None = None
+    late: MoeSpec | None = None
+    """Experts that read what the MLP reads; what they give is added behind the next layer."""
     scaled: bool = False
     """The stream is multiplied by a stored number after this layer."""
     norm_sum: bool = False
@@ -386,9 +390,10 @@ class DecoderSpec:
                 f"--pipeline-parallel-size {pipeline} is more than the {len(self.layers)} layers of the model; "
                 f"use at most {len(self.layers)}."
             )
-        if pipeline > 1 and (self.layer_inputs or any(layer.shares is not None for layer in self.layers)):
+        tied = any(layer.shares is not None or layer.late is not None for layer in self.layers)
+        if pipeline > 1 and (self.layer_inputs or tied):
             raise ConfigError(
-                f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or the "
+                f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or results or the "
                 "embedding; use --tensor-parallel-size instead."
             )
         if pipeline > 1 and self.encoder is not None:
@@ -407,7 +412,8 @@ class DecoderSpec:
         for layer in {*self.layers, *(self.encoder.layers if self.encoder else ())}:
             if layer.recurrent is not None and ranks > 1:
                 return "would split the model's recurrent layers, which are not split"
-            obstacle = _attention_obstacle(layer.attention, ranks) or _mlp_obstacle(layer.mlp, ranks)
+            mlps = _mlp_obstacle(layer.mlp, ranks) or _mlp_obstacle(layer.late, ranks)
+            obstacle = _attention_obstacle(layer.attention, ranks) or mlps
             if obstacle is not None:
                 return obstacle
             if layer.beside is not None and layer.beside.moe.width % ranks:

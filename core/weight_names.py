@@ -25,6 +25,8 @@ class WeightNames:
     final_bias: str = ""
     """A row [1, vocab] that is added to the logits, where the checkpoint has one."""
     layer: str = "model.layers.{}"
+    layers_within: int = 1
+    """So many layers are one of the checkpoint's: `layer` has a second `{}` for the place within."""
     attention_in: str = "input_layernorm"
     attention_out: str = ""
     mlp_in: str = "post_attention_layernorm"
@@ -114,3 +116,7 @@ class WeightNames:
     """Regular expression and replacement, applied to each tensor's name before it is looked up."""
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
     """Patterns of tensors that are not weights."""
+
+    def of_layer(self, index: int) -> str:
+        """Return the prefix of a layer."""
+        return self.layer.format(*divmod(index, self.layers_within))

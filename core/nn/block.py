@@ -67,6 +67,12 @@ class Block(nn.Module):
         elif layer.mlp is not None:
             self.mlp = Mlp(layer.mlp, hidden, names, prefix, context, weights)
         self.mlp_out = norm(layer.mlp_out, names.mlp_out)
+        self.late: Moe | None = None
+        if layer.late is not None:
+            self.late = Moe(layer.late, hidden, names, prefix, context, weights)
+        self.made_late: torch.Tensor | None = None
+        """What those experts gave in a step, kept for the next layer."""
+        self.before: Block | None = None
         self.beside: Beside | None = None
         if layer.beside is not None:
             self.beside = Beside(layer.beside, hidden, names, prefix, context, weights)
@@ -83,6 +89,10 @@ class Block(nn.Module):
         self._mixes = layer.attention is not None or layer.recurrent is not None
         self._parallel, self._norm_sum = layer.parallel, layer.norm_sum
         self._residual_scale, self._normed_stream = layer.residual_scale, layer.normed_stream
+
+    def finish_for(self, other: Block) -> None:
+        """Add what the late experts of the layer before gave."""
+        object.__setattr__(self, "before", other)  # it is no part of this module
 
     def attend_to(self, other: Block) -> None:
         """Use another layer's keys and values."""
@@ -174,6 +184,10 @@ class Block(nn.Module):
 
     def _feed(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.mlp(x)  # type: ignore[misc]
+        if self.late is not None:
+            self.made_late = self.late(x)
+        if self.before is not None and self.before.made_late is not None:
+            out = out + self.before.made_late
         if self.beside is not None:
             out = self.beside(out, stream)
         if self.mlp_out is not None:

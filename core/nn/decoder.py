@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         """Number what keeps something, and tell every layer which of the batch's plans are its own."""
         found: list[LayerKV] = []
         for index, block in zip(self._own, self._blocks, strict=True):
-            name = self.spec.names.layer.format(index)
+            name = self.spec.names.of_layer(index)
             if block.source is not None:
                 block.attention_plan = block.source.attention_plan
             elif block.attention is not None and block.attention.kv_spec is not None:
@@ -75,7 +75,7 @@ class Decoder(nn.Module):
     def _of_others(self, spec: DecoderSpec, context: BuildContext) -> list[str]:
         """Return patterns of the tensors that belong to other stages, or to nobody because the head is tied."""
         names, stage = spec.names, context.pipeline
-        others = [f"{names.layer.format(index)}.*" for index in range(len(spec.layers)) if index not in self._own]
+        others = [f"{names.of_layer(index)}.*" for index in range(len(spec.layers)) if index not in self._own]
         if not stage.is_first:
             others += [
                 f"{prefix}.*" for prefix in (names.positions, names.token_types, names.embed_in, names.embed_norm)
@@ -144,12 +144,14 @@ class Decoder(nn.Module):
             if rope is not None and rope not in rotaries:
                 rotaries[rope] = Rotary(rope, spec.max_positions, context)
             rotary = None if rope is None else rotaries[rope]
-            stored[at] = Block(layer, spec, spec.names.layer.format(at), rotary, context, self._weights)
+            stored[at] = Block(layer, spec, spec.names.of_layer(at), rotary, context, self._weights)
             blocks.append(stored[at])
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
         for index, block in zip(self._own, blocks, strict=True):
             shares = spec.layers[index].shares
+            if index and spec.layers[index - 1].late is not None:
+                block.finish_for(blocks[index - 1 - self._own.start])
             if shares is not None:
                 block.attend_to(blocks[shares - self._own.start])
         self._rotaries = tuple(rotaries.values())

@@ -63,7 +63,7 @@ class Moe(nn.Module):
     def _expect_router(
         self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
     ) -> None:
-        experts = self.spec.experts
+        experts = self.spec.experts + self.spec.zero_experts
         dtype = torch.float32 if self.spec.wide_router else context.dtype
         self.router = empty_parameter(experts, hidden, dtype=dtype)
         weights.add(f"{layer}.{names.router}.weight", self.router.shape, lambda tensor: place(self.router, tensor))
@@ -98,7 +98,14 @@ class Moe(nn.Module):
         shares, experts = choose(self.spec, logits, self.choice_bias)
         if self.expert_scale is not None:
             shares = shares * self.expert_scale[experts].float()
+        kept = None
+        if self.spec.zero_experts:
+            whole = experts >= self.spec.experts
+            kept = (shares * whole).sum(-1, keepdim=True)
+            shares, experts = shares.masked_fill(whole, 0.0), experts.masked_fill(whole, 0)
         out = self._routed(x if self.latent_in is None else self.latent_in(x), shares, experts)
+        if kept is not None:
+            out = out + x * kept.to(x.dtype)
         if self.latent_out is not None:
             out = self.latent_out(out)
         if self.shared is None:

@@ -52,6 +52,20 @@ LATENT: Final[Mapping[str, Tiny]] = {
             },
         },
     ),
+    "LongcatFlashForCausalLM": (
+        "LongcatFlashConfig",
+        {
+            **{key: value for key, value in _LATENT.items() if key not in ("intermediate_size", "num_hidden_layers")},
+            "num_layers": 2,
+            "head_dim": 8,
+            "ffn_hidden_size": 96,
+            "expert_ffn_hidden_size": 32,
+            "n_routed_experts": 6,
+            "zero_expert_num": 3,
+            "moe_topk": 3,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "MiniCPM3ForCausalLM": (
         "MiniCPM3Config",
         {**_LATENT, "mlp_bias": True, "scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 48},
