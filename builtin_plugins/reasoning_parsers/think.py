@@ -1,30 +1,131 @@
-"""Thoughts between `<think>` and `</think>`: the families differ in who writes the first tag, and in the switch.
+"""Thoughts between two tags: families differ in the tags, in who writes the first one, and in the switch.
 
-Formats: the chat templates of deepseek-ai/DeepSeek-R1 and Qwen/Qwen3-8B.
+Formats: the chat templates of deepseek-ai/DeepSeek-R1, DeepSeek-V3.1 and the encoding published with V3.2 and V4,
+Qwen/Qwen3-8B, zai-org/GLM-4.5 and GLM-4.7, ibm-granite/granite-3.2-8b-instruct and granite-4.2-8b,
+tencent/Hunyuan-A13B-Instruct and Hy3, mistralai/Magistral-Small-2509, allenai/Olmo-3-7B-Think,
+ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, baidu/ERNIE-4.5-21B-A3B-Thinking,
+MiniMaxAI/MiniMax-M2 and MiniMax-M3, moonshotai/Kimi-K2-Thinking, nvidia/NVIDIA-Nemotron-3-Nano, Hcompany/Holo2-8B,
+google/gemma-4, XiaomiMiMo/MiMo-V2-Flash, LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
 from core.api import ParseRequest, Reading, ReasoningFormat, Scan
 
-START, END = "<think>", "</think>"
+KIMI_CALLS: Final = "<|tool_calls_section_begin|>"
+OFF: Final = (False, None, "", "no_think", "disabled")
+"""Values of a template's switch that say no."""
 
 
-def always(scan: Scan, request: ParseRequest) -> Reading:
-    """Read thoughts up to the end tag; the template, or the model, has begun them."""
-    if request.prompt_opens(START, END) is not False:
-        yield from scan.maybe(START)
-        yield from scan.reasoning(END)
+@dataclass(frozen=True, slots=True)
+class Think:
+    """How a family writes its thoughts. What the prompt ends with counts more than any switch."""
+
+    starts: tuple[str, ...] = ("<think>",)
+    ends: tuple[str, ...] = ("</think>",)
+    begun: bool = True
+    """The output begins with thoughts, with a start tag or without; False: only with a start tag."""
+    switches: tuple[str, ...] = ("enable_thinking", "thinking")
+    """Names of the template's argument that turns thoughts on and off."""
+    on: bool = True
+    """Without a switch there are thoughts."""
+    again: bool = False
+    """Thoughts may come again behind content or calls."""
+    label: str = ""
+    """What may stand behind a start tag and is no thought."""
+    calls: tuple[str, ...] = ()
+    """What begins calls, and so ends thoughts as well."""
+    answer: tuple[str, str] = ("", "")
+    """What may be around the answer."""
 
 
-def if_begun(scan: Scan, request: ParseRequest) -> Reading:
-    """Read thoughts where the prompt or the model begins them; all else is content."""
-    opened = request.prompt_opens(START, END)
-    if opened is None:
-        opened = request.template_kwargs.get("enable_thinking") is not False and (yield from scan.maybe(START))
+def read(think: Think, scan: Scan, request: ParseRequest) -> Reading:
+    """Read thoughts, then the answer, and perhaps both again."""
+    opened = prompt_opens(think, request)
+    if opened is None and is_on(think, request):
+        found = yield from scan.maybe(*think.starts)
+        opened = think.begun or found is not None
+    elif opened:
+        yield from scan.maybe(*think.starts)
     if opened:
-        yield from scan.reasoning(END)
+        yield from thoughts(think, scan)
+    if think.answer[0] and (yield from scan.maybe(think.answer[0])) and (yield from scan.text(think.answer[1])):
+        scan.drop()
+    while think.again and (yield from scan.text(*think.starts)):
+        yield from thoughts(think, scan)
 
 
-DEEPSEEK_R1 = ReasoningFormat(always, markers=(START, END), ends=(END,))
-QWEN3 = ReasoningFormat(if_begun, markers=(START, END), ends=(END,))
+def thoughts(think: Think, scan: Scan) -> Reading:
+    """Show what is thought up to an end tag."""
+    if think.label:
+        yield from scan.maybe(think.label)
+    end = yield from scan.reasoning(*think.ends, *think.calls)
+    if end in think.calls:
+        scan.unread(end)
+
+
+def prompt_opens(think: Think, request: ParseRequest) -> bool | None:
+    """Say whether the prompt ends inside of thoughts, behind them, or says nothing."""
+    for start, end in zip(think.starts, think.ends, strict=True):
+        opened = request.prompt_opens(start, end)
+        if opened is not None:
+            return opened
+    return None
+
+
+def is_on(think: Think, request: ParseRequest) -> bool:
+    """Say whether the request wants thoughts."""
+    given = [request.template_kwargs[name] for name in think.switches if name in request.template_kwargs]
+    return given[0] not in OFF if given else think.on
+
+
+def form(**given: object) -> ReasoningFormat:
+    """Return the format of thoughts between tags that are special tokens where the tokenizer has them."""
+    think = Think(**given)  # type: ignore[arg-type]
+    markers = (*think.starts, *think.ends, *think.calls, *filter(None, think.answer))
+    return ReasoningFormat(partial(read, think), markers=markers, ends=think.ends)
+
+
+def read_none(scan: Scan, request: ParseRequest) -> Reading:
+    """Leave everything content."""
+    yield from ()
+
+
+def read_appended(scan: Scan, request: ParseRequest) -> Reading:
+    """Leave everything content, with the start tag that the prompt has."""
+    if (yield from scan.maybe("<think>")) or request.prompt_opens("<think>", "</think>") is not False:
+        scan.say("<think>")
+
+
+DEEPSEEK_R1: Final = form(switches=())
+DEEPSEEK_V3: Final = form(on=False)
+DEEPSEEK_V4: Final = form(on=False, again=True)
+ERNIE45: Final = form(answer=("<response>", "</response>"))
+GEMMA4: Final = form(starts=("<|channel>",), ends=("<channel|>",), begun=False, again=True, label="thought\n")
+GLM45: Final = form(begun=False, again=True)
+GRANITE: Final = form(
+    starts=("Here is my thought process:", "Here's my thought process:"),
+    ends=("Here is my response:", "Here's my response:"),
+    begun=False,
+)
+HUNYUAN_A13B: Final = form(begun=False, answer=("<answer>", "</answer>"))
+HY_V3: Final = form(switches=("reasoning_effort",), on=False, again=True)
+IDENTITY: Final = ReasoningFormat(read_none)
+K2_HORIZON: Final = form(
+    starts=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+    ends=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+    calls=("<ifm|tool_calls>",),
+)
+KIMI_K2: Final = form(calls=(KIMI_CALLS,), again=True)
+MINIMAX_M2: Final = form(switches=(), again=True)
+MINIMAX_M2_APPEND: Final = ReasoningFormat(read_appended, ends=("</think>",))
+MINIMAX_M3: Final = form(starts=("<mm:think>",), ends=("</mm:think>",), begun=False, switches=(), again=True)
+MISTRAL: Final = form(starts=("[THINK]",), ends=("[/THINK]",), begun=False, switches=())
+ON_BY_DEFAULT: Final = form()
+PLAMO3: Final = form(starts=("<|plamo:begin_think:plamo|>",), ends=("<|plamo:end_think:plamo|>",))
+QWEN3: Final = form(begun=False)
+SEED_OSS: Final = form(starts=("<seed:think>",), ends=("</seed:think>",), switches=())

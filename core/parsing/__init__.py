@@ -1,5 +1,6 @@
 """Model text to what a client sees: reasoning, content, tool calls. Torch-free; knows no model family by name."""
 
+from core.parsing.channels import Channels, Kind, read_channels
 from core.parsing.events import Call, Event, Reasoning, Text
 from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
 from core.parsing.json_text import Broken, read_json
@@ -10,7 +11,9 @@ from core.parsing.values import typed_arguments, typed_value
 __all__ = [
     "Broken",
     "Call",
+    "Channels",
     "Event",
+    "Kind",
     "OutputParser",
     "ParseRequest",
     "ParsedDelta",
@@ -21,6 +24,7 @@ __all__ = [
     "Text",
     "ToolFormat",
     "random_call_id",
+    "read_channels",
     "read_json",
     "typed_arguments",
     "typed_value",

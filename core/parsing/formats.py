@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.parsing.scan import Scan
+from core.parsing.scan import Scan, Waits
 
-Reading = Generator[None, None, None]
+Reading = Waits
+"""A format, or a part of one, under way."""
 
 
 @dataclass(frozen=True, slots=True)

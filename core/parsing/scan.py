@@ -47,7 +47,11 @@ class Scan:
         """Of the attempt under way; None outside of one."""
         self._fresh = True
         """Nothing but white space came since the start, or since a call or reasoning: such space is layout."""
-        self._space: tuple[str, type[Text] | type[Reasoning]] = ("", Text)
+        self._kind: type[Text] | type[Reasoning] = Text
+        """What was shown last."""
+        self._behind = False
+        """It is directly behind a call or reasoning that this stands, or behind other layout."""
+        self._space: dict[type[Text] | type[Reasoning], str] = {Text: "", Reasoning: ""}
         """White space that is shown if text of its kind follows it, or if the output ends with it."""
 
     # --- for the runtime ---------------------------------------------------------------------------------
@@ -81,10 +85,8 @@ class Scan:
     def end(self) -> None:
         """The output is complete: show what is left."""
         self.pass_on()
-        space, kind = self._space
-        if space and not self._fresh:
-            self._events.append(kind(space))
-        self._space = ("", Text)
+        if not self._fresh:
+            self._events += [kind(space) for kind, space in self._space.items() if space and kind is self._kind]
 
     # --- for formats -------------------------------------------------------------------------------------
 
@@ -96,7 +98,7 @@ class Scan:
     @property
     def line_begins(self) -> bool:
         """Say whether only white space stands in its line in front of the marker that `text` found."""
-        return self._fresh or "\n" in self._space[0]
+        return self._fresh or "\n" in self._space[Text]
 
     def text(self, *ends: str) -> Waits:
         """Show text as content up to the first of some markers; return the marker, or None at the end of the output.
@@ -137,8 +139,13 @@ class Scan:
             self._raw.pop()
 
     def drop(self) -> None:
-        """What was read since the attempt began says no call and is no text either: layout."""
+        """What was read last, or since the attempt began, is no call and no text: layout, as white space around it."""
         self._raw = []
+        self._layout()
+
+    def say(self, text: str) -> None:
+        """Show as content what the prompt has of the answer."""
+        self._say(text, (), Text)
 
     def skip(self, *ends: str) -> Waits:
         """Leave out everything up to the first of some markers; return the marker, or None at the end."""
@@ -165,11 +172,17 @@ class Scan:
         return found
 
     def layout(self, *texts: str) -> Waits:
-        """Skip one of some texts where it follows directly behind a call, cut off at the end of the output or not."""
-        if self._fresh and (yield from self.maybe(*texts)) is None and self._closed:
-            rest = self._text[self._at :]
-            if any(text.startswith(rest) for text in texts):
-                self._at += len(rest)
+        """Skip one of some texts where it follows directly behind a call or reasoning; return which did, or None.
+
+        Cut off at the end of the output it is skipped, too.
+        """
+        if not self._behind:
+            return None
+        found = yield from self.maybe(*texts)
+        rest = self._text[self._at :]
+        if self._closed and any(text.startswith(rest) for text in texts):
+            self._at += len(rest)
+        return found
 
     def word(self) -> Waits:
         """Return the name that follows: letters, digits and `_.:/-`. Raises `Broken` if there is none."""
@@ -340,18 +353,19 @@ class Scan:
         """Show text that was read at `at`, without white space that turns out to be layout."""
         if not text:
             return
-        if self._space[1] is not kind:
-            self._space = ("", kind)
+        self._kind = kind
         skipped = len(text) - len(text.lstrip()) if self._fresh else 0
         end = max(skipped, len(text.rstrip()))
         if end == skipped:  # white space only
-            self._space = (self._space[0] + text[skipped:], kind)
+            self._space[kind] += text[skipped:]
             return
-        space, shift = self._space[0], len(self._space[0]) - skipped - at
+        space = self._space[kind]
+        shift = len(space) - skipped - at
         ranges = tuple((start + shift, stop + shift) for start, stop in specials)
         shown = space + text[skipped:end]
         self._events.append(Text(shown, ranges, broken) if kind is Text else kind(shown, ranges))
-        self._fresh, self._space = False, (text[end:], kind)
+        self._fresh = self._behind = False
+        self._space[kind] = text[end:]
 
     def _settle(self) -> None:
         """Show as content what was read for a call and is none."""
@@ -361,4 +375,4 @@ class Scan:
 
     def _layout(self) -> None:
         """White space behind what ends here is layout, and so is that before it unless more text comes."""
-        self._fresh = True
+        self._fresh = self._behind = True

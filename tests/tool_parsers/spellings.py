@@ -101,6 +101,34 @@ HERMES = Spelling(lambda name, args: f"<tool_call>\n{as_json(name, args)}\n</too
 LLAMA = Spelling(lambda name, args: as_json(name, args, "parameters"), "; ".join)
 LIST_OF_JSON = Spelling(as_json, between("<tool_calls>[\n", "\n]</tool_calls>", ",\n"))
 
+
+def elements(name: str, arguments: Arguments) -> str:
+    """MiniMax M3's elements, one inside the other."""
+    mark = "]<]minimax[>["
+
+    def show(key: str, value: Any) -> str:
+        inner = plain(value)
+        if isinstance(value, Mapping) and value:
+            inner = "".join(show(k, v) for k, v in value.items())
+        elif isinstance(value, list) and value:
+            inner = "".join(show("item", v) for v in value)
+        return f"{mark}<{key}>{inner}{mark}</{key}>"
+
+    return f'{mark}<invoke name="{name}">{"".join(show(k, v) for k, v in arguments.items())}{mark}</invoke>\n'
+
+
+def kimi_k3(name: str, arguments: Arguments) -> str:
+    kinds = {str: "string", dict: "object", list: "array", bool: "boolean", int: "integer", float: "number"}
+    return (
+        f'<|open|>call tool="{name}" index="1"<|sep|>'
+        + "".join(
+            f'<|open|>argument key="{k}" type="{kinds[type(v)]}"<|sep|>{plain(v)}<|close|>argument<|sep|>'
+            for k, v in arguments.items()
+        )
+        + "<|close|>call<|sep|>"
+    )
+
+
 SPELLINGS: Mapping[str, Spelling] = {
     "apertus": Spelling(
         lambda name, args: dumps({name: args}), between("<|tools_prefix|>[", "]<|tools_suffix|>", ", ")
@@ -153,6 +181,11 @@ SPELLINGS: Mapping[str, Spelling] = {
         between("<tool_calls>\n", "</tool_calls>"),
         GLM.broken,
     ),
+    "inkling": Spelling(
+        lambda name, args: (
+            f"<|message_model|>{name}<|content_invoke_tool_json|>{as_json(name, args, 'args')}<|end_message|>"
+        ),
+    ),
     "internlm": Spelling(
         lambda name, args: as_json(name, args, "parameters"), each("<|action_start|><|plugin|>\n", "<|action_end|>")
     ),
@@ -173,6 +206,11 @@ SPELLINGS: Mapping[str, Spelling] = {
         between("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         lambda text: text.replace("}<", "<", 1),
     ),
+    "kimi_k3": Spelling(
+        kimi_k3,
+        between("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        lambda text: text.replace("<|close|>call<|sep|>", "", 1),
+    ),
     "lfm2": Spelling(pythonic, between("<|tool_call_start|>[", "]<|tool_call_end|>", ", "), PYTHONIC.broken),
     "ling3": GLM,
     "llama3_json": LLAMA,
@@ -190,8 +228,28 @@ SPELLINGS: Mapping[str, Spelling] = {
         between("<minimax:tool_call>\n", "</minimax:tool_call>"),
         lambda text: text.replace("</invoke>", "", 1),
     ),
+    "minimax_m3": Spelling(
+        elements,
+        between("]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"),
+        lambda text: text.replace("</city>", "", 1),
+    ),
     "mistral": Spelling(lambda name, args: f"[TOOL_CALLS]{name}[ARGS]{dumps(args)}"),
     "olmo3": Spelling(pythonic, between("<function_calls>", "</function_calls>", "\n"), PYTHONIC.broken),
+    "muse_glimmer": Spelling(
+        tags(
+            "<|start|>assistant to={name}<|message|><atem:function_calls>\n"
+            '<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n</atem:function_calls><|eot|>',
+            '<atem:parameter name="{k}">',
+            "{v}</atem:parameter>\n",
+        ),
+        broken=lambda text: text.replace("</atem:invoke>", "", 1),
+    ),
+    "openai": Spelling(
+        lambda name, args: (
+            f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumps(args)}"
+            "<|call|>"
+        ),
+    ),
     "phi4_mini_json": Spelling(as_json, between("functools[", "]", ", ")),
     "plamo3": Spelling(
         lambda name, args: (

@@ -1,0 +1,149 @@
+"""Families that write messages on channels, thoughts, answers and calls alike.
+
+Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of thinkingmachines/Inkling and
+meta's Muse Glimmer, and the XTML encoding published with moonshotai/Kimi-K3. Thoughts are reasoning here, too, so that
+each of these parsers can stand alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from builtin_plugins.tool_parsers.tagged import all_of, invokes, read_arguments
+from core.api import (
+    Broken,
+    Channels,
+    Kind,
+    ParseRequest,
+    Reading,
+    Scan,
+    ToolFormat,
+    read_channels,
+    typed_value,
+)
+
+_TO: Final = re.compile(r"to=([^\s<]+)")
+_ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
+ATEM: Final = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:")
+
+
+def harmony_kind(header: str) -> Kind:
+    """Tell a message by its recipient, or else its channel."""
+    if _TO.search(header):
+        return "call"
+    return "thoughts" if re.search(r"<\|channel\|>\s*analysis", header) else "answer"
+
+
+def muse_kind(header: str) -> Kind:
+    """Tell a message by its recipient: the model itself, the user, or a tool."""
+    found = _TO.search(header)
+    return "answer" if found is None or found[1] == "user" else "thoughts" if found[1] == "self" else "call"
+
+
+def inkling_kind(header: str) -> Kind:
+    """Tell a message by the tag in front of its text."""
+    return "thoughts" if "thinking" in header else "call" if "invoke" in header else "answer"
+
+
+def kimi_kind(header: str) -> Kind:
+    """Tell a message by the name behind its tag."""
+    return "thoughts" if ">think<" in header else "call" if ">tools<" in header else "answer"
+
+
+HARMONY: Final = Channels(
+    starts=("<|start|>", "<|channel|>"),
+    heads=("<|message|>",),
+    ends=("<|end|>", "<|return|>", "<|call|>"),
+    kind=harmony_kind,
+    goes_on=("to=",),
+)
+INKLING: Final = Channels(
+    starts=("<|message_model|>",),
+    heads=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    ends=("<|end_message|>", "<|content_model_end_sampling|>"),
+    kind=inkling_kind,
+    goes_on=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+)
+KIMI_K3: Final = Channels(
+    starts=("<|open|>",),
+    heads=("<|sep|>",),
+    ends=tuple(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message")),
+    kind=kimi_kind,
+)
+MUSE: Final = Channels(
+    starts=("<|start|>",),
+    heads=("<|message|>",),
+    ends=("<|eom|>", "<|eot|>"),
+    kind=muse_kind,
+    goes_on=("to=", "<|message|>"),
+)
+
+
+def end_of(channels: Channels, scan: Scan) -> Reading:
+    """Skip the end of a message, which may be the token that ends the output and is not there."""
+    if (yield from scan.maybe(*channels.ends)) is None and not scan.ended:
+        raise Broken
+
+
+def harmony_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+    """Read the arguments of a call to whom the header says."""
+    found = _TO.search(header)
+    arguments = yield from scan.object()
+    yield from end_of(HARMONY, scan)
+    scan.call(found and found[1].removeprefix("functions."), arguments)
+
+
+def inkling_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+    """Read `{"name": ..., "args": {...}}`."""
+    call = yield from scan.object()
+    yield from end_of(INKLING, scan)
+    scan.call(call.get("name"), call.get("args", {}))
+
+
+def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+    """Read one or more `<atem:invoke>`."""
+    yield from scan.maybe(ATEM.section[0])
+    while (yield from scan.maybe(*ATEM.call)):
+        name = yield from scan.word()
+        yield from all_of(scan, ATEM.named)
+        scan.call(name, (yield from read_arguments(ATEM, scan, request.parameters(name))))
+    yield from scan.maybe(ATEM.section[1])
+    yield from end_of(MUSE, scan)
+
+
+def kimi_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+    """Read calls up to the end of their section, arguments with their types."""
+    close = "<|close|>tools<|sep|>"
+    while (yield from scan.expect("<|open|>call", close)) != close:
+        call = yield from attributes(scan)
+        arguments = {}
+        while (yield from scan.expect("<|open|>argument", "<|close|>call<|sep|>")) == "<|open|>argument":
+            given = yield from attributes(scan)
+            text, _ = yield from scan.take("<|close|>argument<|sep|>")
+            arguments[given.get("key", "")] = text if given.get("type") == "string" else typed_value(text, None)
+        scan.call(call.get("tool"), arguments)
+
+
+def attributes(scan: Scan) -> Reading:
+    """Return what a tag says of itself."""
+    written, _ = yield from scan.take("<|sep|>")
+    return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in _ATTRIBUTE.findall(written)}
+
+
+def form(channels: Channels, call: Callable[[ParseRequest, Scan, str], Reading], *more: str) -> ToolFormat:
+    """Return the format of some channels; their special tokens may be parts of what stands there as one text."""
+
+    def read(scan: Scan, request: ParseRequest) -> Reading:
+        yield from read_channels(channels, scan, partial(call, request))
+
+    tags = [text for text in channels.markers if text.count("<|") == 1]
+    return ToolFormat(read, markers=(*tags, *more))
+
+
+KIMI_K3_FORMAT: Final = form(KIMI_K3, kimi_call, "<|close|>")
+HARMONY_FORMAT: Final = form(HARMONY, harmony_call, "<|constrain|>")
+INKLING_FORMAT: Final = form(INKLING, inkling_call)
+MUSE_FORMAT: Final = form(MUSE, muse_call)
