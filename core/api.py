@@ -107,6 +107,7 @@ from core.parsing import (
     random_call_id,
     read_channels,
     read_json,
+    suggest,
     typed_arguments,
     typed_value,
 )
@@ -288,6 +289,7 @@ __all__ = [
     "read_channels",
     "read_json",
     "read_vocabulary",
+    "suggest",
     "typed_arguments",
     "typed_value",
 ]

@@ -1,4 +1,5 @@
 """Writes the pages made from the code: hooks, configuration, sampling parameters, flags, architectures. `--check` only compares."""
+"""Writes the pages made from the code: hooks, configuration, sampling parameters, parsers, flags. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from vllm_page import vllm_page
 
 from core.cli.reference.configuration import reference_page
 from core.cli.reference.hooks import hooks_page
+from core.cli.reference.parsers import parsers_page
 from core.config.fields import FieldTable
-from core.plugin import load_plan, make_plan
+from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover
 from core.types import Bound, SamplingParams
 
@@ -32,10 +34,9 @@ length) are checked when the request arrives.
 """
 
 
-def option_table() -> FieldTable:
-    """Return all options: the engine's own, then those of the builtins, whatever else is installed."""
-    strangers = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
-    return FieldTable(load_plan(make_plan(strangers)).options())
+def builtins() -> Registry:
+    """Return the builtins, whatever else is installed."""
+    return load_plan(make_plan([f"no:{ref.name}" for ref in discover() if not ref.builtin]))
 
 
 def sampling_page() -> str:
@@ -85,10 +86,12 @@ def number_text(value: float) -> str:
 
 
 def main() -> int:
-    table = option_table()
+    registry = builtins()
+    table = FieldTable(registry.options())  # the engine's own options, then those of the builtins
     pages = {
         "hooks.md": hooks_page(),
         "configuration.md": reference_page(table),
+        "parsers.md": parsers_page(registry),
         "sampling.md": sampling_page(),
         "vllm_flags.md": vllm_page(table),
         "architectures.md": models_page(),

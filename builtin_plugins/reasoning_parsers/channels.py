@@ -55,7 +55,7 @@ def form(channels: Channels, end: str, begun: str = "", *more: str) -> Reasoning
         yield from read_channels(channels, scan, None, "thoughts" if opened else None)
 
     tags = [text for text in channels.markers if text.count("<|") == 1]
-    return ReasoningFormat(read, markers=(*tags, *more), ends=(end,))
+    return ReasoningFormat(read, markers=(*tags, *more), ends=(end,), signs=channels.heads + channels.ends[:1])
 
 
 KIMI_K3_FORMAT: Final = form(KIMI_K3, "<|open|>response<|sep|>", "<|open|>think<|sep|>", "<|close|>")

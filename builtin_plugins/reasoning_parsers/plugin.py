@@ -44,8 +44,13 @@ FORMATS = (
     ("step3p5", "think:DEEPSEEK_R1", "thoughts up to </think>, with or without <think>: Step 3.5"),
 )
 """Name, module and format in it, summary."""
+USUAL = {"deepseek_r1", "glm45", "qwen3"}
+"""Names to suggest where several are the same format."""
 
 
 @hookimpl
 def engine_reasoning_parsers() -> list[Entry]:
-    return [Entry(name, f"builtin_plugins.reasoning_parsers.{target}", summary) for name, target, summary in FORMATS]
+    return [
+        Entry(name, f"builtin_plugins.reasoning_parsers.{target}", summary, priority=int(name in USUAL))
+        for name, target, summary in FORMATS
+    ]

@@ -10,7 +10,7 @@ google/gemma-4, XiaomiMiMo/MiMo-V2-Flash, LLM360/K2-Horizon, inclusionAI/Ling-3 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -83,11 +83,11 @@ def is_on(think: Think, request: ParseRequest) -> bool:
     return given[0] not in OFF if given else think.on
 
 
-def form(**given: object) -> ReasoningFormat:
+def form(*signs: str, **given: object) -> ReasoningFormat:
     """Return the format of thoughts between tags that are special tokens where the tokenizer has them."""
     think = Think(**given)  # type: ignore[arg-type]
     markers = (*think.starts, *think.ends, *think.calls, *filter(None, think.answer))
-    return ReasoningFormat(partial(read, think), markers=markers, ends=think.ends)
+    return ReasoningFormat(partial(read, think), markers=markers, ends=think.ends, signs=(*think.ends[:1], *signs))
 
 
 def read_none(scan: Scan, request: ParseRequest) -> Reading:
@@ -96,36 +96,36 @@ def read_none(scan: Scan, request: ParseRequest) -> Reading:
 
 
 def read_appended(scan: Scan, request: ParseRequest) -> Reading:
-    """Leave everything content, with the start tag that the prompt has."""
-    if (yield from scan.maybe("<think>")) or request.prompt_opens("<think>", "</think>") is not False:
+    """Leave everything content, with the start tag where the prompt has it."""
+    if (yield from scan.maybe("<think>")) or request.prompt_opens("<think>", "</think>"):
         scan.say("<think>")
 
 
 DEEPSEEK_R1: Final = form(switches=())
-DEEPSEEK_V3: Final = form(on=False)
-DEEPSEEK_V4: Final = form(on=False, again=True)
-ERNIE45: Final = form(answer=("<response>", "</response>"))
+DEEPSEEK_V3: Final = form("<｜Assistant｜>", "thinking", on=False)
+DEEPSEEK_V4: Final = form("｜DSML｜", on=False, again=True)
+ERNIE45: Final = form("<response>", answer=("<response>", "</response>"))
 GEMMA4: Final = form(starts=("<|channel>",), ends=("<channel|>",), begun=False, again=True, label="thought\n")
-GLM45: Final = form(begun=False, again=True)
+GLM45: Final = form("enable_thinking", "[gMASK]", begun=False, again=True)
 GRANITE: Final = form(
     starts=("Here is my thought process:", "Here's my thought process:"),
     ends=("Here is my response:", "Here's my response:"),
     begun=False,
 )
-HUNYUAN_A13B: Final = form(begun=False, answer=("<answer>", "</answer>"))
-HY_V3: Final = form(switches=("reasoning_effort",), on=False, again=True)
+HUNYUAN_A13B: Final = form("<answer>", begun=False, answer=("<answer>", "</answer>"))
+HY_V3: Final = form("reasoning_effort", switches=("reasoning_effort",), on=False, again=True)
 IDENTITY: Final = ReasoningFormat(read_none)
 K2_HORIZON: Final = form(
     starts=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
     ends=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
     calls=("<ifm|tool_calls>",),
 )
-KIMI_K2: Final = form(calls=(KIMI_CALLS,), again=True)
-MINIMAX_M2: Final = form(switches=(), again=True)
+KIMI_K2: Final = form(KIMI_CALLS, calls=(KIMI_CALLS,), again=True)
+MINIMAX_M2: Final = form("<minimax:tool_call>", switches=(), again=True)
 MINIMAX_M2_APPEND: Final = ReasoningFormat(read_appended, ends=("</think>",))
 MINIMAX_M3: Final = form(starts=("<mm:think>",), ends=("</mm:think>",), begun=False, switches=(), again=True)
 MISTRAL: Final = form(starts=("[THINK]",), ends=("[/THINK]",), begun=False, switches=())
-ON_BY_DEFAULT: Final = form()
+ON_BY_DEFAULT: Final = replace(form(), signs=())
 PLAMO3: Final = form(starts=("<|plamo:begin_think:plamo|>",), ends=("<|plamo:end_think:plamo|>",))
-QWEN3: Final = form(begun=False)
+QWEN3: Final = form("enable_thinking", begun=False)
 SEED_OSS: Final = form(starts=("<seed:think>",), ends=("</seed:think>",), switches=())

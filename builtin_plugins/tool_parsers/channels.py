@@ -140,7 +140,7 @@ def form(channels: Channels, call: Callable[[ParseRequest, Scan, str], Reading],
         yield from read_channels(channels, scan, partial(call, request))
 
     tags = [text for text in channels.markers if text.count("<|") == 1]
-    return ToolFormat(read, markers=(*tags, *more))
+    return ToolFormat(read, markers=(*tags, *more), signs=channels.heads + channels.ends[:1])
 
 
 KIMI_K3_FORMAT: Final = form(KIMI_K3, kimi_call, "<|close|>")

@@ -17,4 +17,4 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
             scan.call(call.get("name"), call.get("arguments", {}))
 
 
-HERMES = ToolFormat(read, markers=("<tool_call>", "</tool_call>"))
+HERMES = ToolFormat(read, markers=("<tool_call>", "</tool_call>"), signs=("<tool_call>",))

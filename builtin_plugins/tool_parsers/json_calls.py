@@ -66,10 +66,11 @@ def note_all(scan: Scan, value: Any, note: Callable[[Scan, Mapping[str, Any]], N
         note(scan, call)
 
 
-def tags(*starts: str, end: str = "", **more: Any) -> ToolFormat:
+def tags(*starts: str, end: str = "", signs: tuple[str, ...] = (), **more: Any) -> ToolFormat:
     """Return the format of JSON between tags that are special tokens where the tokenizer has them."""
     form = Form(starts, end, **more)
-    return ToolFormat(partial(read, form), markers=tuple(text for text in (*starts, end, *form.behind) if text))
+    markers = tuple(text for text in (*starts, end, *form.behind) if text)
+    return ToolFormat(partial(read, form), markers=markers, signs=(*starts[:1], *signs))
 
 
 def bare(scan: Scan, begun: str) -> Reading:
@@ -94,9 +95,8 @@ def read_llama(scan: Scan, request: ParseRequest) -> Reading:
 
 def read_granite(scan: Scan, request: ParseRequest) -> Reading:
     """Read a list of calls behind a tag, which some versions leave out in front of everything."""
-    if (yield from scan.maybe("[")):
-        with scan.attempt():
-            yield from bare(scan, "[")
+    with scan.attempt():
+        yield from bare(scan, (yield from scan.expect("[")))
     yield from read(Form(("<|tool_call|>", "<tool_call>"), behind=("</tool_call>",)), scan, request)
 
 
@@ -113,22 +113,26 @@ def read_xlam(scan: Scan, request: ParseRequest) -> Reading:
 
 
 APERTUS: Final = tags("<|tools_prefix|>", end="<|tools_suffix|>", note=keyed)
-ERNIE45: Final = tags("<tool_call>", end="</tool_call>")
+ERNIE45: Final = tags("<tool_call>", end="</tool_call>", signs=("<response>",))
 GIGACHAT3: Final = replace(
     tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
     markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
+    signs=("function call", "<|role_sep|>"),
 )
-GRANITE: Final = ToolFormat(read_granite, markers=("<|tool_call|>", "<tool_call>", "</tool_call>"))
+GRANITE: Final = ToolFormat(
+    read_granite, markers=("<|tool_call|>", "<tool_call>", "</tool_call>"), signs=("<|tool_call|>", "<|start_of_role|>")
+)
 GRANITE_20B_FC: Final = tags("<function_call>", behind=("</function_call>",))
-GRANITE4: Final = tags("<tool_call>", end="</tool_call>")
-HUNYUAN_A13B: Final = tags("<tool_calls>", end="</tool_calls>")
+GRANITE4: Final = tags("<tool_call>", end="</tool_call>", signs=("<|start_of_role|>",))
+HUNYUAN_A13B: Final = tags("<tool_calls>", end="</tool_calls>", signs=("<|extra_0|>",))
 INTERNLM: Final = replace(
     tags("<|action_start|><|plugin|>", end="<|action_end|>"),
     markers=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    signs=("<|plugin|>",),
 )
 JAMBA: Final = tags("<tool_calls>", end="</tool_calls>")
-LLAMA_JSON: Final = ToolFormat(read_llama, markers=("<|python_tag|>",))
+LLAMA_JSON: Final = ToolFormat(read_llama, markers=("<|python_tag|>",), signs=("<|python_tag|>",))
 LONGCAT: Final = tags("<longcat_tool_call>", end="</longcat_tool_call>")
-MINIMAX: Final = tags("<tool_calls>", end="</tool_calls>")
-PHI4_MINI: Final = tags("functools[")
+MINIMAX: Final = tags("<tool_calls>", end="</tool_calls>", signs=("<beginning_of_sentence>",))
+PHI4_MINI: Final = replace(tags("functools["), signs=("<|tool|>", "<|/tool|>"))
 XLAM: Final = ToolFormat(read_xlam, markers=("[TOOL_CALLS]", "<tool_call>", "</tool_call>"))

@@ -35,4 +35,6 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
                 scan.call(name, (yield from scan.object()), given)
 
 
-MISTRAL: Final = ToolFormat(read, markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), call_id=call_id)
+MISTRAL: Final = ToolFormat(
+    read, markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), call_id=call_id, signs=("[TOOL_CALLS]",)
+)

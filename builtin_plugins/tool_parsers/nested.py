@@ -53,4 +53,4 @@ def schema_of(schema: Any, name: str) -> Any:
     return properties.get(name) if isinstance(properties, Mapping) and name in properties else schema.get("items")
 
 
-MINIMAX_M3: Final = ToolFormat(read, markers=(MARK,))
+MINIMAX_M3: Final = ToolFormat(read, markers=(MARK,), signs=(MARK,))

@@ -61,8 +61,13 @@ FORMATS = (
     ("xlam", "json_calls:XLAM", "a list of JSON, bare, in a code block or behind a tag: xLAM"),
 )
 """Name, module and format in it, summary."""
+USUAL = {"glm45", "hermes", "llama3_json", "llama4_pythonic", "qwen3_coder"}
+"""Names to suggest where several are the same format."""
 
 
 @hookimpl
 def engine_tool_parsers() -> list[Entry]:
-    return [Entry(name, f"builtin_plugins.tool_parsers.{target}", summary) for name, target, summary in FORMATS]
+    return [
+        Entry(name, f"builtin_plugins.tool_parsers.{target}", summary, priority=int(name in USUAL))
+        for name, target, summary in FORMATS
+    ]

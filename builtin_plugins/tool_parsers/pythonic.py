@@ -7,6 +7,7 @@ allenai/Olmo-3-7B-Instruct, LiquidAI/LFM2-1.2B, google/functiongemma-270m-it and
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -63,11 +64,11 @@ def read_gemma(tag: str, close: str, quote: str, scan: Scan, request: ParseReque
 
 def form(read: Callable[..., Reading], *texts: str) -> ToolFormat:
     """Return the format of a reading with its tags."""
-    return ToolFormat(partial(read, *texts), markers=texts)
+    return ToolFormat(partial(read, *texts), markers=texts, signs=texts[:1])
 
 
 FUNCTIONGEMMA: Final = form(read_gemma, "<start_function_call>", "<end_function_call>", "<escape>")
 GEMMA4: Final = form(read_gemma, "<|tool_call>", "<tool_call|>", '<|"|>')
-LFM2: Final = form(read_tagged, "<|tool_call_start|>", "<|tool_call_end|>")
+LFM2: Final = replace(form(read_tagged, "<|tool_call_start|>", "<|tool_call_end|>"), signs=("<|tool_list_start|>",))
 OLMO3: Final = form(read_tagged, "<function_calls>", "</function_calls>")
 PYTHONIC: Final = form(read_lists, "<|python_start|>", "<|python_end|>")

@@ -119,7 +119,7 @@ def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
         value_end=f"</｜DSML｜{parameter}>",
         end=(f"</｜DSML｜{invoke}>",),
     )
-    return ToolFormat(partial(read, tags), markers=("｜DSML｜",))
+    return ToolFormat(partial(read, tags), markers=("｜DSML｜",), signs=("｜DSML｜", section))
 
 
 def invokes(begin: str, close: str, prefix: str = "", call: tuple[str, ...] = (), end: tuple[str, ...] = ()) -> Tags:
@@ -167,7 +167,8 @@ def form(tags: Tags, **given: Any) -> ToolFormat:
     """Return a format; which of its texts are special tokens is the tokenizer's to say."""
     texts = (*tags.section, *tags.call, *tags.named, *tags.end, tags.key, *tags.value, tags.value_end, *tags.type)
     markers = [text for text in texts if text[:1] == "<" and text[-1:] == ">"]
-    return ToolFormat(partial(read, tags), markers=tuple(dict.fromkeys(markers)), **given)
+    signs = tuple(filter(None, (tags.section[0], tags.call[0], tags.key)))
+    return ToolFormat(partial(read, tags), markers=tuple(dict.fromkeys(markers)), **{"signs": signs, **given})
 
 
 def deepseek(named: tuple[str, ...], call: tuple[str, ...] = (), end: tuple[str, ...] = ()) -> ToolFormat:
@@ -179,7 +180,8 @@ def deepseek(named: tuple[str, ...], call: tuple[str, ...] = (), end: tuple[str,
             call=(begin, *call),
             named=named,
             end=(*end, close),
-        )
+        ),
+        signs=(begin, *call, *named),
     )
 
 

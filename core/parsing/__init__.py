@@ -6,6 +6,7 @@ from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFor
 from core.parsing.json_text import Broken, read_json
 from core.parsing.output import OutputParser, ParsedDelta
 from core.parsing.scan import Scan
+from core.parsing.suggest import suggest
 from core.parsing.values import typed_arguments, typed_value
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "random_call_id",
     "read_channels",
     "read_json",
+    "suggest",
     "typed_arguments",
     "typed_value",
 ]

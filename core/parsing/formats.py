@@ -57,6 +57,8 @@ class ToolFormat:
     """Texts that are special tokens in the family's own tokenizers, and then count only as such."""
     call_id: Callable[[str, int], str] = random_call_id
     """Makes the id of a call the model gave none, from its name and its index in the answer."""
+    signs: tuple[str, ...] = ()
+    """Texts that all stand in the family's chat templates and seldom together elsewhere: the parser is suggested then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +71,5 @@ class ReasoningFormat:
     """Texts that are special tokens in the family's own tokenizers, and then count only as such."""
     ends: tuple[str, ...] = ()
     """Texts behind which no more reasoning comes: there a grammar takes hold of the answer."""
+    signs: tuple[str, ...] = ()
+    """Texts that all stand in the family's chat templates and seldom together elsewhere: the parser is suggested then."""

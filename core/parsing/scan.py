@@ -316,7 +316,11 @@ class Scan:
         return self._read(held), None
 
     def _is_marker(self, marker: str, at: int) -> bool:
-        """Say whether the special tokens in a marker were written as such."""
+        """Say whether the special tokens in a marker were written as such, and it is no part of another."""
+        if self._specials:
+            around = bisect_left(self._specials, (at + 1,))
+            if around and at + len(marker) < self._specials[around - 1][1]:
+                return False
         if marker not in self._tokens:
             self._tokens[marker] = tuple(marker.index(token) for token in self._by_id if token in marker)
         return all(self._specials_in(at + offset, at + offset + 1) for offset in self._tokens[marker])

@@ -70,8 +70,8 @@ def chunkings(text: str, special: Iterable[str] = (), seed: int = 0, count: int 
     """Yield a text token by token, character by character, and cut at random; special tokens are never cut."""
     whole = sorted(special, key=len, reverse=True)
     atoms = re.compile("|".join([*map(re.escape, whole), "."]), re.DOTALL).findall(text)
-    tokens = re.compile("|".join([*map(re.escape, whole), _TOKENS.pattern]), re.DOTALL).findall(text)
-    yield tokens
+    parts = re.split(f"({'|'.join(map(re.escape, whole))})", text) if whole else [text]
+    yield [token for part in parts for token in ([part] if part in whole else _TOKENS.findall(part))]
     yield atoms
     rng = random.Random(seed)
     for _ in range(count):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.parsing import Call, OutputParser, ParseRequest, Reading, Scan, ToolFormat, typed_value
+from core.parsing import Broken, Call, OutputParser, ParseRequest, Reading, Scan, ToolFormat, typed_value
 from core.testing.parsing import Parsed, Reader
 
 PARTS = st.sampled_from(["<a>", "</a>", "<ab>", "<", "a", ">", "x", " ", "\n", '{"k": 1}', "{", '"', "[1]", "é🙂"])
@@ -75,3 +75,48 @@ def test_values_get_the_types_of_the_schema() -> None:
     ]
     for text, schema, value in cases:
         assert typed_value(text, schema) == value, text
+
+
+def names(scan: Scan, request: ParseRequest) -> Reading:
+    yield from scan.maybe("first")
+    while (yield from scan.text("<<", "<begin><go>")):
+        with scan.attempt():
+            name = yield from scan.word()
+            if name == "note":
+                scan.drop()
+            elif not scan.line_begins:
+                raise Broken
+            else:
+                scan.call(name, (yield from scan.object("{")))
+        yield from scan.layout(">>")
+    yield from scan.expect("never")
+
+
+NAMES = ToolFormat(names, markers=("<<", "<begin>", "<go>"))
+
+
+def test_names_layout_and_what_is_no_call() -> None:
+    cases = [
+        ('<<f "a": 1}>>\n<<g }>> end', Parsed("end", (("f", {"a": 1}), ("g", {})))),
+        ("x <<note  y", Parsed("x y")),
+        ('x <<f "a": 1}>>', Parsed('x <<f "a": 1}>>')),
+        ('x\n<<f "a": 1}>', Parsed("x", (("f", {"a": 1}),))),
+        (f"<<{'f' * 300} }}", Parsed(f"<<{'f' * 300} }}")),
+        (" first thing", Parsed("thing")),
+        ("  fir", Parsed("fir")),
+        (">", Parsed(">")),
+    ]
+    for text, expected in cases:
+        assert Reader(tools=NAMES).check(text, count=50) == expected, text
+
+
+def test_a_tag_of_two_special_tokens_counts_only_as_both() -> None:
+    reader = Reader(tools=NAMES, special=frozenset({"<begin>", "<go>"}))
+    assert reader.check("<begin><go>f }", count=50) == Parsed(calls=(("f", {}),))
+    assert reader.read([("<begin>", ((0, 7),)), ("<go>f }", ())]) == Parsed(content="<go>f }")
+
+
+def test_special_tokens_of_a_broken_call_are_shown_and_others_are_not() -> None:
+    special = frozenset({"<a>", "<eos>"})
+    found = Reader(tools=LETTERS, special=special).check('x<a>{"k": 1<a>{"k": 2}</a> y<eos>', count=50)
+    assert found == Parsed('x<a>{"k": 1y', (("<a>", {"k": 2}),))

@@ -1,0 +1,31 @@
+"""The list of parsers: every tool and reasoning parser by name, with what it reads."""
+
+from __future__ import annotations
+
+from core.plugin import Registered, Registry
+
+INTRO = """\
+# List of parsers
+
+Names of `--tool-call-parser` and `--reasoning-parser`. What they are, and how to write one, is on the page
+[Parsers of model output](../parsers.md).
+"""
+
+
+def parsers_page(registry: Registry) -> str:
+    """Return the page as markdown."""
+    parts = [INTRO]
+    for title, kind in (("Tool call parsers", "tool_parsers"), ("Reasoning parsers", "reasoning_parsers")):
+        rows = [f"| `{found.entry.name}` | {_cell(found.entry.summary)} |\n" for found in _by_name(registry, kind)]
+        parts.append(f"## {title}\n\n| name | reads |\n| --- | --- |\n{''.join(rows)}")
+    return "\n".join(parts)
+
+
+def _by_name(registry: Registry, kind: str) -> list[Registered]:
+    return sorted(registry.entries(kind), key=lambda found: found.entry.name)
+
+
+def _cell(text: str) -> str:
+    for char in "\\<>|[]_`*":
+        text = text.replace(char, f"\\{char}")
+    return text
