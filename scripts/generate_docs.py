@@ -1,5 +1,4 @@
-"""Writes the pages made from the code: hooks, configuration, sampling parameters, flags, architectures. `--check` only compares."""
-"""Writes the pages made from the code: hooks, configuration, sampling parameters, parsers, flags. `--check` only compares."""
+"""Writes the pages made from the code: hooks, configuration, sampling parameters, parsers, flags, architectures. `--check` compares."""
 
 from __future__ import annotations
 
