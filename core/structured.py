@@ -61,6 +61,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    skip_reasoning: bool = False
+    """Reasoning that may be left out is left out: the form holds from the first token."""
     backend: str = ""
     """Filled at admission; not a request field."""
 

@@ -87,7 +87,13 @@ def form(*signs: str, **given: object) -> ReasoningFormat:
     """Return the format of thoughts between tags that are special tokens where the tokenizer has them."""
     think = Think(**given)  # type: ignore[arg-type]
     markers = (*think.starts, *think.ends, *think.calls, *filter(None, think.answer))
-    return ReasoningFormat(partial(read, think), markers=markers, ends=think.ends, signs=(*think.ends[:1], *signs))
+    return ReasoningFormat(
+        partial(read, think),
+        markers=markers,
+        starts=() if think.begun else think.starts,
+        ends=think.ends,
+        signs=(*think.ends[:1], *signs),
+    )
 
 
 def read_none(scan: Scan, request: ParseRequest) -> Reading:

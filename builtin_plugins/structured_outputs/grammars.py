@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.structured_outputs.settings import StructuredOutputsConfig
-from core.api import EngineConfig, RequestFailed, StructuredOutputsParams, Vocabulary, read_vocabulary
+from core.api import EngineConfig, ReasoningFormat, RequestFailed, StructuredOutputsParams, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from core.api import Grammar, GrammarBackend, Tokenizer
@@ -143,10 +143,10 @@ class Grammars:
     def _source(self) -> Any:
         return self._registry.find_model(self._config.model.model, self._config)
 
-    def reasoning_ends(self) -> tuple[str, ...]:
-        """Return the texts behind which answers begin; none where constraints hold from the start."""
+    def reasoning(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the texts that may begin reasoning, and those behind which answers begin; none: there is no reasoning."""
         name = self._config.options.get("reasoning_parser") or self.settings.reasoning_parser
         if not name or self.settings.enable_in_reasoning:
-            return ()
-        ends: tuple[str, ...] = self._registry.load(self._registry.choose("reasoning_parsers", name)).ends
-        return ends
+            return (), ()
+        format_: ReasoningFormat = self._registry.load(self._registry.choose("reasoning_parsers", name))
+        return format_.starts, format_.ends

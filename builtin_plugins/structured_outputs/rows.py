@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from builtin_plugins.structured_outputs.grammars import Grammars
-from builtin_plugins.structured_outputs.reasoning import EndOfReasoning
+from builtin_plugins.structured_outputs.reasoning import Reasoning
 from builtin_plugins.structured_outputs.scheduling import News, RowNews
 from core.api import GrammarState, Vocabulary
 
@@ -45,11 +45,12 @@ class TokenMasks:
 class Row:
     """One request. Follows from its constraint and its tokens alone, so that it can be made anew at any time."""
 
-    def __init__(self, state: GrammarState, stops: Sequence[int], sleep: EndOfReasoning, tokens: TokenMasks) -> None:
+    def __init__(self, state: GrammarState, stops: Sequence[int], reasoning: Reasoning, tokens: TokenMasks) -> None:
         self._state = state
-        self._sleep = sleep
+        self._reasoning = reasoning
         self._tokens = tokens
         self._ends, self._stops = tokens.ends, tokens.of(stops)
+        self._first = tokens.of(reasoning.first_ids)
         self._last = b""
         self.mask: Mask = np.zeros_like(self._ends)
         """Which tokens may come next; no bit is set once the row has failed."""
@@ -71,15 +72,18 @@ class Row:
 
     def _take(self, token: int) -> None:
         self._last = self._tokens.bytes_of(token)[-1:]
-        if self._sleep.is_over:
-            # A stop token of the request's own stands outside of the grammar; the request ends with it.
-            if not self._state.accept(token) and not self._stops[token // 32] >> token % 32 & 1:
-                raise ValueError(f"the grammar does not take token {token}, which its own mask let through")
-        else:
-            self._sleep.take(token)
+        was_reasoning = not (self._reasoning.is_over or self._reasoning.first_ids)
+        if not self._reasoning.is_over:
+            self._reasoning.take(token)
+        if was_reasoning or not self._reasoning.is_over:
+            return
+        # A stop token of the request's own stands outside of the grammar; the request ends with it.
+        if not self._state.accept(token) and not self._stops[token // 32] >> token % 32 & 1:
+            raise ValueError(f"the grammar does not take token {token}, which its own mask let through")
 
     def _fill(self) -> None:
-        if not self._sleep.is_over:
+        may_begin = bool(self._reasoning.first_ids)
+        if not (self._reasoning.is_over or may_begin):
             self.mask[:] = -1
             return
         self._state.fill(self.mask)
@@ -87,6 +91,8 @@ class Row:
             self.mask &= self._tokens.no_surrogate
         if (self.mask & self._ends).any():
             self.mask |= self._stops
+        if may_begin:
+            self.mask |= self._first
 
 
 class Rows:
@@ -119,7 +125,10 @@ class Rows:
         vocabulary = self._grammars.vocabulary
         if self._tokens is None:
             self._tokens = TokenMasks(vocabulary)
-        sleep = EndOfReasoning(self._grammars.reasoning_ends(), self._grammars.tokenizer, vocabulary, new.prompt_end)
-        row = Row(grammar.start(), new.stops, sleep, self._tokens)
+        starts, ends = self._grammars.reasoning()
+        if starts and new.params.skip_reasoning:
+            ends = ()
+        reasoning = Reasoning(starts, ends, self._grammars.tokenizer, vocabulary, new.prompt_end)
+        row = Row(grammar.start(), new.stops, reasoning, self._tokens)
         row.replay(new.output)
         return row

@@ -69,6 +69,8 @@ class ReasoningFormat:
     """Shows reasoning, and as content what is none; the tool parser reads that content."""
     markers: tuple[str, ...] = ()
     """Texts that are special tokens in the family's own tokenizers, and then count only as such."""
+    starts: tuple[str, ...] = ()
+    """Texts with which reasoning begins where it may also be left out; empty: there is always some, begun or not."""
     ends: tuple[str, ...] = ()
     """Texts behind which no more reasoning comes: there a grammar takes hold of the answer."""
     signs: tuple[str, ...] = ()

@@ -95,8 +95,8 @@ ADD = {"type": "function", "function": {"name": "add"}}
 @pytest.mark.parametrize(
     ("choice", "said", "calls"),
     [
-        ("required", '[{"name": "add", "parameters": {"a": 1}}, {"name": "add", "parameters": {}}]', [{"a": 1}, {}]),
-        ("required", '[{"name": "add", "parameters": {"a": [1, "]"]}}]', [{"a": [1, "]"]}]),
+        ("required", '[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {}}]', [{"a": 1}, {}]),
+        ("required", '[{"name": "add", "arguments": {"a": [1, "]"]}}]', [{"a": [1, "]"]}]),
         (ADD, '{"a": {"b": "}"}}', [{"a": {"b": "}"}}]),
     ],
 )

@@ -75,7 +75,9 @@ class Formats:
         for name in ("response_format", "structured_outputs"):
             if others.get(name) not in (None, {}, {"type": "text"}):
                 raise InvalidRequest(name, "gives the answer a form, and so does a forced tool call; leave one out.")
-        return {"structured_outputs": StructuredOutputsParams(json=schema)}
+        # Compact, because a model that was not trained on this form may write white space without end.
+        form = StructuredOutputsParams(json=schema, skip_reasoning=True, disable_any_whitespace=True)
+        return {"structured_outputs": form}
 
     def reader(self, fields: ChatFields, prompt: str) -> AnswerReader | None:
         """Return how the answer to a request is read; None where it is shown as it comes."""

@@ -64,8 +64,8 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], choice: Any, *, parallel: 
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "parameters": schema},
-            "required": ["name", "parameters"],
+            "properties": {"name": {"const": name}, "arguments": schema},
+            "required": ["name", "arguments"],
             "additionalProperties": False,
         }
         for name, schema in schemas.items()
@@ -94,5 +94,5 @@ def _read_list(scan: Scan, request: ParseRequest) -> Reading:
     while more:
         with scan.attempt():
             call = yield from scan.object()
-            scan.call(call.get("name"), call.get("parameters"))
+            scan.call(call.get("name"), call.get("arguments"))
         more = (yield from scan.maybe(",", "]")) == ","

@@ -14,4 +14,4 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
         yield from scan.reasoning("</thought>")
 
 
-FORMAT = ReasoningFormat(read, markers=("<thought>", "</thought>"), ends=("</thought>",))
+FORMAT = ReasoningFormat(read, markers=("<thought>", "</thought>"), starts=("<thought>",), ends=("</thought>",))

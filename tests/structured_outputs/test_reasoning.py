@@ -1,0 +1,44 @@
+"""Where a constraint takes hold of an output that may begin with reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from builtin_plugins.structured_outputs.reasoning import Reasoning
+from core.api import read_vocabulary
+from core.testing.byte_tokenizer import ByteTokenizer
+
+TOKENIZER: Any = ByteTokenizer()
+VOCABULARY = read_vocabulary(TOKENIZER, ())
+STARTS, ENDS = ("<think>",), ("</think>",)
+
+
+def over_after(starts: Sequence[str], prompt: str, output: str) -> list[bool]:
+    reasoning = Reasoning(starts, ENDS, TOKENIZER, VOCABULARY, TOKENIZER.encode(prompt))
+    found = [reasoning.is_over]
+    for token in TOKENIZER.encode(output):
+        reasoning.take(token)
+        found.append(reasoning.is_over)
+        if reasoning.is_over:
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("starts", "prompt", "output", "tokens"),
+    [
+        ((), "hi", "hm</think>{", len("hm</think>")),
+        (STARTS, "hi", "<think>hm</think>{", len("<think>hm</think>")),
+        (STARTS, "hi", "{", 1),
+        (STARTS, "hi<think>\n", "hm</think>{", len("hm</think>")),
+        (STARTS, "hi<think></think>", "", 0),
+        ((), "hi<think></think>\n", "", 0),
+    ],
+)
+def test_the_constraint_begins_behind_reasoning_or_at_once(
+    starts: Sequence[str], prompt: str, output: str, tokens: int
+) -> None:
+    assert over_after(starts, prompt, output) == [False] * tokens + [True]
