@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
-from builtin_plugins.grammar_backends.xgrammar.schema import unserved
+from builtin_plugins.grammar_backends.xgrammar.schema import unserved, with_patterns
 from core.api import Constraint, InvalidRequest, Vocabulary
 
 MAX_THREADS: Final = 2
 """Of one compilation: the model needs the cores too."""
-_LOOSE, _TIGHT = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
 _ANY_OBJECT: Final = '{"type": "object", "additionalProperties": true}'
 
 
@@ -121,10 +120,7 @@ def _grammar(constraint: Constraint) -> Any:
 
 
 def _of_schema(schema: str, any_whitespace: bool) -> Any:
-    grammar = xgrammar.Grammar.from_json_schema(schema, any_whitespace=any_whitespace)
-    written = str(grammar)
-    # xgrammar 0.2.8: strings with bounds of length take raw control characters, which JSON has none of.
-    return xgrammar.Grammar.from_ebnf(written.replace(_LOOSE, _TIGHT)) if _LOOSE in written else grammar
+    return xgrammar.Grammar.from_json_schema(with_patterns(json.loads(schema)), any_whitespace=any_whitespace)
 
 
 def _choice_rule(choices: list[str]) -> str:

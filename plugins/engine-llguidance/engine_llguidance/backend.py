@@ -1,0 +1,164 @@
+"""Constraints compiled by llguidance, which refuses what it cannot hold outputs to exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from core.api import Constraint, InvalidRequest, Vocabulary
+
+_FORMATS: dict[str, Any] = {"regex": "regex", "choice": "choice", "grammar": "grammar"}
+_MARK = b"\xff"
+"""Written before the name of a token that stands for no text, as the library asks for."""
+
+
+class LLGuidance:
+    """Compiles for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(vocabulary)), n_vocab=len(vocabulary.tokens)
+        )
+        self._ends = vocabulary.end_ids
+        self._end_mask = np.zeros(-(-len(vocabulary.tokens) // 32), dtype=np.uint32)
+        for token in vocabulary.end_ids:
+            self._end_mask[token // 32] |= np.uint32(1 << token % 32)
+
+    @staticmethod
+    def check(constraint: Constraint) -> None:
+        """Let the library read the constraint."""
+        field = f"structured_outputs.{constraint.kind}"
+        if constraint.kind == "structural_tag":
+            raise InvalidRequest(field, "is not served by llguidance; use xgrammar.")
+        try:
+            said = llguidance.LLMatcher.validate_grammar(_grammar(constraint))
+        except ValueError as error:
+            said = str(error)
+        if said:
+            raise InvalidRequest(field, f"cannot be served by llguidance: {said.strip()[:500]}")
+
+    def compile(self, constraint: Constraint) -> Compiled:
+        """Build the grammar's automaton."""
+        return Compiled(_grammar(constraint), self._tokenizer, self._ends, self._end_mask)
+
+
+class Compiled:
+    """A grammar; states are copies of its first one."""
+
+    def __init__(self, grammar: str, tokenizer: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.uint32]) -> None:
+        self.memory_bytes = 64 * len(grammar) + (1 << 16)
+        self._first = llguidance.LLMatcher(tokenizer, grammar)
+        if self._first.is_error():
+            raise ValueError(self._first.get_error())
+        self._ends = ends
+        self._end_mask = end_mask.view(np.int32)
+
+    def start(self) -> State:
+        """Return a state at the beginning."""
+        return State(self._first.deep_copy(), self._ends, self._end_mask)
+
+
+class State:
+    """One output's place. The end is counted here: to the library, an output that can only end has ended."""
+
+    def __init__(self, matcher: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.int32]) -> None:
+        self._matcher = matcher
+        self._ends = ends
+        self._end_mask = end_mask
+        self._num_ends = 0
+        self._masked: npt.NDArray[np.int32] | None = None
+        """The mask of this place, if it was asked for: of text that is forced it has the usual tokens only."""
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token."""
+        if token in self._ends:
+            fits = self._num_ends > 0 or bool(self._matcher.is_accepting())
+            self._num_ends += fits
+            return fits
+        if self._num_ends or self._matcher.is_stopped() or self._matcher.validate_tokens([token]) != 1:
+            return False
+        if self._masked is not None and not self._masked[token // 32] >> token % 32 & 1:
+            return False
+        self._masked = None
+        return bool(self._matcher.consume_token(token))
+
+    def rollback(self, k: int) -> None:
+        """Go back by `k` tokens."""
+        ends = min(k, self._num_ends)
+        self._num_ends -= ends
+        self._masked = None
+        if k > ends:
+            self._matcher.rollback(k - ends)
+
+    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+        """Write what may come next."""
+        if self._num_ends or self._matcher.is_stopped():
+            mask[:] = self._end_mask
+            return
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask &= ~self._end_mask
+        if self._matcher.is_accepting():
+            mask |= self._end_mask
+        self._masked = mask.copy()
+
+    def is_done(self) -> bool:
+        """Say whether the end was accepted."""
+        return self._num_ends > 0
+
+    def replay(self, tokens: Sequence[int]) -> bool:
+        """Accept the tokens so far."""
+        return all(self.accept(token) for token in tokens)
+
+
+class _Tokens:
+    """The vocabulary as the library wants it."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.end_ids[0]
+        self.tokens = [token or _MARK + f"<{i}>".encode() for i, token in enumerate(vocabulary.tokens)]
+        self.special_token_ids = [i for i, token in enumerate(vocabulary.tokens) if not token]
+        self._ids = {token: i for i, token in reversed([*enumerate(vocabulary.tokens)]) if token}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Return the longest tokens from the left; bytes that no token stands for are left out."""
+        rest = text if isinstance(text, bytes) else text.encode()
+        ids = []
+        while rest:
+            sizes = range(min(self._longest, len(rest)), 0, -1)
+            size = next((size for size in sizes if rest[:size] in self._ids), 0)
+            if size:
+                ids.append(self._ids[rest[:size]])
+            rest = rest[size or 1 :]
+        return ids
+
+
+def _grammar(constraint: Constraint) -> str:
+    if constraint.kind in _FORMATS:
+        return str(llguidance.grammar_from(_FORMATS[constraint.kind], constraint.text))
+    schema: Any = {"type": "object"} if constraint.kind == "json_object" else json.loads(constraint.text)
+    if not constraint.additional_properties:
+        _close(schema)
+    how: Any = {"whitespace_flexible": constraint.any_whitespace, "lenient": False}
+    if constraint.whitespace_pattern is not None:
+        how["whitespace_pattern"] = constraint.whitespace_pattern
+    return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=how))
+
+
+def _close(schema: Any) -> None:
+    """Let no object have properties it does not name, unless it says otherwise."""
+    if isinstance(schema, dict):
+        if "properties" in schema or "patternProperties" in schema:
+            schema.setdefault("additionalProperties", False)
+        for part in schema.values():
+            _close(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _close(part)

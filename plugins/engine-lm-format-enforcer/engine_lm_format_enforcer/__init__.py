@@ -1,0 +1,1 @@
+"""Grammars by the lm-format-enforcer library."""

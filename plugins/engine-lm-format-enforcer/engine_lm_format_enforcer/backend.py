@@ -1,0 +1,183 @@
+"""Constraints held by lm-format-enforcer: nothing to compile, every mask is searched for when it is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from lmformatenforcer import (
+    JsonSchemaParser,
+    RegexParser,
+    StringParser,
+    TokenEnforcer,
+    TokenEnforcerTokenizerData,
+    UnionParser,
+)
+from lmformatenforcer.characterlevelparser import CharacterLevelParserConfig
+
+from core.api import Constraint, InvalidRequest, Vocabulary
+
+_SERVED: Final = frozenset(
+    [
+        "$defs",
+        "$ref",
+        "$schema",
+        "$id",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "minItems",
+        "maxItems",
+        "enum",
+        "const",
+        "anyOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+    ]
+)
+"""Keywords of a schema that outputs are held to; the library passes over others without a word."""
+
+Mask = npt.NDArray[np.int32]
+
+
+class FormatEnforcer:
+    """Compiles for one vocabulary; tokens that are parts of characters are never allowed."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        words = [(token, _text(word), True) for token, word in enumerate(vocabulary.tokens)]
+        self._data = TokenEnforcerTokenizerData(
+            [word for word in words if word[1]],
+            lambda tokens: "".join(_text(vocabulary.tokens[token]) for token in tokens),
+            list(vocabulary.end_ids),
+            False,
+            len(vocabulary.tokens),
+        )
+
+    @staticmethod
+    def check(constraint: Constraint) -> None:
+        """Let the library read the constraint."""
+        field = f"structured_outputs.{constraint.kind}"
+        if constraint.kind in ("grammar", "structural_tag"):
+            raise InvalidRequest(field, "is not served by lm-format-enforcer.")
+        if not constraint.any_whitespace or constraint.whitespace_pattern is not None:
+            raise InvalidRequest(field, "lm-format-enforcer lays JSON out freely; ask for no particular whitespace.")
+        if constraint.kind == "json" and (key := _unserved(json.loads(constraint.text))) is not None:
+            raise InvalidRequest(field, f"lm-format-enforcer cannot hold outputs to {key!r}; leave it out.")
+        try:
+            _parser(constraint).get_allowed_characters()
+        except Exception as error:
+            raise InvalidRequest(field, f"cannot be served by lm-format-enforcer: {str(error)[:500]}") from error
+
+    def compile(self, constraint: Constraint) -> Compiled:
+        """Read the constraint."""
+        return Compiled(constraint, self._data, self._vocabulary)
+
+
+class Compiled:
+    """A constraint; every output has an enforcer of its own, which remembers all that it went through."""
+
+    def __init__(self, constraint: Constraint, data: Any, vocabulary: Vocabulary) -> None:
+        self.memory_bytes = len(constraint.text) + 1
+        self.vocabulary = vocabulary
+        self._constraint = constraint
+        self._data = data
+
+    def start(self) -> State:
+        """Return a state at the beginning."""
+        return State(TokenEnforcer(self._data, _parser(self._constraint)), self.vocabulary)
+
+
+class State:
+    """The tokens of one output and what may follow them."""
+
+    def __init__(self, enforcer: Any, vocabulary: Vocabulary) -> None:
+        self._enforcer = enforcer
+        self._ends = frozenset(vocabulary.end_ids)
+        self._tokens: list[int] = []
+        self._num_ends = 0
+        self._allowed = [self._look()]
+        """Behind each token, the first set before any."""
+
+    def _look(self) -> frozenset[int]:
+        return frozenset(self._enforcer.get_allowed_tokens(self._tokens).allowed_tokens)
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token."""
+        if token not in (self._ends if self._num_ends else self._allowed[-1]):
+            return False
+        if token in self._ends:
+            self._num_ends += 1
+        else:
+            self._tokens.append(token)
+            self._allowed.append(self._look())
+        return True
+
+    def rollback(self, k: int) -> None:
+        """Go back by `k` tokens."""
+        ends = min(k, self._num_ends)
+        self._num_ends -= ends
+        if k > ends:
+            del self._tokens[-(k - ends) :], self._allowed[-(k - ends) :]
+
+    def fill(self, mask: Mask) -> None:
+        """Write what may come next."""
+        mask[:] = 0
+        ids = np.asarray([*(self._ends if self._num_ends else self._allowed[-1])], dtype=np.int64)
+        bits = np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32))
+        np.bitwise_or.at(mask.view(np.uint32), ids // 32, bits)
+
+    def is_done(self) -> bool:
+        """Say whether the end was accepted."""
+        return self._num_ends > 0
+
+    def replay(self, tokens: Sequence[int]) -> bool:
+        """Accept the tokens so far."""
+        return all(self.accept(token) for token in tokens)
+
+
+def _text(token: bytes) -> str:
+    """Return a token as text; empty for a part of a character."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _parser(constraint: Constraint) -> Any:
+    if constraint.kind == "regex":
+        return RegexParser(constraint.text)
+    if constraint.kind == "choice":
+        return UnionParser([StringParser(choice) for choice in json.loads(constraint.text)])
+    schema = None if constraint.kind == "json_object" else json.loads(constraint.text)
+    return JsonSchemaParser(schema, CharacterLevelParserConfig())
+
+
+def _unserved(schema: Any, named: bool = False) -> str | None:
+    """Return a keyword that is not served; `named` says that the keys are names, not keywords."""
+    if isinstance(schema, list):
+        return next((found for part in schema if (found := _unserved(part))), None)
+    if not isinstance(schema, dict):
+        return None
+    for key, part in schema.items():
+        if not named and key not in _SERVED:
+            return str(key)
+        if key in ("enum", "const", "default", "examples") and not named:
+            continue
+        if (found := _unserved(part, not named and key in ("properties", "$defs"))) is not None:
+            return found
+    return None

@@ -1,0 +1,1 @@
+"""Grammars by the outlines-core library."""

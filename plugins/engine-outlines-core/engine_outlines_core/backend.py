@@ -1,0 +1,176 @@
+"""Constraints as automata of outlines-core: slow to compile, and then each mask is looked up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from outlines_core import Index
+from outlines_core import Vocabulary as Words
+from outlines_core.json_schema import build_regex_from_schema
+
+from core.api import Constraint, InvalidRequest, Vocabulary
+
+_NO_WHITESPACE: Final = ""
+_SERVED: Final = frozenset(
+    [
+        "$defs",
+        "$ref",
+        "$schema",
+        "$id",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "minItems",
+        "maxItems",
+        "enum",
+        "const",
+        "anyOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+    ]
+)
+"""Keywords of a schema that outputs are held to; the library passes over others without a word."""
+
+Mask = npt.NDArray[np.int32]
+
+
+class OutlinesCore:
+    """Compiles for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        ids: dict[bytes, list[int]] = {}
+        for token, text in enumerate(vocabulary.tokens):
+            if text:
+                ids.setdefault(text, []).append(token)
+        self._words = Words(vocabulary.end_ids[0], ids)
+
+    @staticmethod
+    def check(constraint: Constraint) -> None:
+        """Build the regex, and its automaton for single bytes."""
+        field = f"structured_outputs.{constraint.kind}"
+        if constraint.kind in ("grammar", "structural_tag", "json_object"):
+            raise InvalidRequest(field, "is not served by outlines-core, which knows regular languages only.")
+        if constraint.kind == "json" and (key := _unserved(json.loads(constraint.text))) is not None:
+            raise InvalidRequest(field, f"outlines-core cannot hold outputs to {key!r}; leave it out of the schema.")
+        try:
+            Index(_regex(constraint), Words(256, {bytes((i,)): [i] for i in range(256)}))
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(field, f"cannot be served by outlines-core: {str(error)[:500]}") from error
+
+    def compile(self, constraint: Constraint) -> Compiled:
+        """Build the automaton over tokens."""
+        return Compiled(Index(_regex(constraint), self._words), self._vocabulary)
+
+
+class Compiled:
+    """An automaton; the masks of its states are made when first needed."""
+
+    def __init__(self, index: Any, vocabulary: Vocabulary) -> None:
+        self.index = index
+        self.end_ids = vocabulary.end_ids
+        self._num_words = -(-len(vocabulary.tokens) // 32)
+        self._masks: dict[int, Mask] = {}
+        self.memory_bytes = 1 + sum(16 * len(moves) for moves in index.get_transitions().values())
+        self.end_mask = self._mask_of(self.end_ids)
+
+    def start(self) -> State:
+        """Return a state at the beginning."""
+        return State(self)
+
+    def mask(self, place: int) -> Mask:
+        """Return what may come at a place of the automaton."""
+        if place not in self._masks:
+            words = set(self.index.get_allowed_tokens(place) or ()) - {*self.end_ids}
+            ends = self.end_ids if self.index.is_final_state(place) else ()
+            self._masks[place] = self._mask_of([*words, *ends])
+        return self._masks[place]
+
+    def _mask_of(self, tokens: Sequence[int]) -> Mask:
+        mask = np.zeros(self._num_words, dtype=np.uint32)
+        ids = np.asarray(tokens, dtype=np.int64)
+        np.bitwise_or.at(mask, ids // 32, np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32)))
+        return mask.view(np.int32)
+
+
+class State:
+    """The places one output has been through."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+        self._places: list[int] = [compiled.index.get_initial_state()]
+        self._num_ends = 0
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token."""
+        compiled, place = self._compiled, self._places[-1]
+        if token in compiled.end_ids:
+            fits = self._num_ends > 0 or compiled.index.is_final_state(place)
+            self._num_ends += fits
+            return bool(fits)
+        following = None if self._num_ends else compiled.index.get_next_state(place, token)
+        if following is not None:
+            self._places.append(following)
+        return following is not None
+
+    def rollback(self, k: int) -> None:
+        """Go back by `k` tokens."""
+        ends = min(k, self._num_ends)
+        self._num_ends -= ends
+        if k > ends:
+            del self._places[-(k - ends) :]
+
+    def fill(self, mask: Mask) -> None:
+        """Write what may come next."""
+        mask[:] = self._compiled.end_mask if self._num_ends else self._compiled.mask(self._places[-1])
+
+    def is_done(self) -> bool:
+        """Say whether the end was accepted."""
+        return self._num_ends > 0
+
+    def replay(self, tokens: Sequence[int]) -> bool:
+        """Accept the tokens so far."""
+        return all(self.accept(token) for token in tokens)
+
+
+def _regex(constraint: Constraint) -> str:
+    if constraint.kind == "json":
+        whitespace = constraint.whitespace_pattern
+        if whitespace is None and not constraint.any_whitespace:
+            whitespace = _NO_WHITESPACE
+        return str(build_regex_from_schema(constraint.text, whitespace))
+    if constraint.kind == "choice":
+        return "|".join(f"({re.escape(choice)})" for choice in json.loads(constraint.text))
+    return constraint.text
+
+
+def _unserved(schema: Any, named: bool = False) -> str | None:
+    """Return a keyword that is not served; `named` says that the keys are names, not keywords."""
+    if isinstance(schema, list):
+        return next((found for part in schema if (found := _unserved(part))), None)
+    if not isinstance(schema, dict):
+        return None
+    for key, part in schema.items():
+        if not named and key not in _SERVED:
+            return str(key)
+        if key in ("enum", "const", "default", "examples") and not named:
+            continue
+        if (found := _unserved(part, not named and key in ("properties", "$defs"))) is not None:
+            return found
+    return None

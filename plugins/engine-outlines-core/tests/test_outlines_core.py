@@ -1,0 +1,19 @@
+"""The backend keeps the contract of its kind."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from core.testing import conformance
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+HAS_LIBRARY = find_spec("outlines_core") is not None
+
+
+@pytest.mark.parametrize("case", conformance.cases("engine_outlines_core.plugin") if HAS_LIBRARY else [], ids=str)
+def test_outlines_core_keeps_its_contract(case: conformance.Case) -> None:
+    case()
