@@ -17,6 +17,7 @@ from core.parsing.brackets import Brackets
 from core.parsing.events import Call, Event, Ranges, Reasoning, Text
 from core.parsing.json_text import Broken, read_json, write_json
 from core.parsing.markers import markers
+from core.parsing.shown import Kind, Shown
 
 Waits = Generator[None, None, Any]
 """A primitive under way: it yields when it needs more text."""
@@ -42,17 +43,9 @@ class Scan:
         self._closed = False
         self._raw: list[tuple[str, Ranges]] = []
         """What was read since the attempt began, the marker in front of it included; special tokens in each piece."""
-        self._events: list[Event] = []
         self._calls: list[Call] | None = None
         """Of the attempt under way; None outside of one."""
-        self._fresh = True
-        """Nothing but white space came since the start, or since a call or reasoning: such space is layout."""
-        self._kind: type[Text] | type[Reasoning] = Text
-        """What was shown last."""
-        self._behind = False
-        """It is directly behind a call or reasoning that this stands, or behind other layout."""
-        self._space: dict[type[Text] | type[Reasoning], str] = {Text: "", Reasoning: ""}
-        """White space that is shown if text of its kind follows it, or if the output ends with it."""
+        self._shown = Shown()
 
     # --- for the runtime ---------------------------------------------------------------------------------
 
@@ -71,22 +64,20 @@ class Scan:
 
     def events(self) -> list[Event]:
         """Return what was found since the last time."""
-        found, self._events = self._events, []
-        return found
+        return self._shown.events()
 
     def pass_on(self) -> None:
         """The format reads no more: show as content all there is."""
         self._settle()
         at = self._at
         specials = self._specials_in(at, len(self._text))
-        self._say(self._read(len(self._text)), specials, Text, at)
+        self._shown.say(self._read(len(self._text)), Text, specials, at)
         self._raw = []
 
     def end(self) -> None:
         """The output is complete: show what is left."""
         self.pass_on()
-        if not self._fresh:
-            self._events += [kind(space) for kind, space in self._space.items() if space and kind is self._kind]
+        self._shown.end()
 
     # --- for formats -------------------------------------------------------------------------------------
 
@@ -98,7 +89,7 @@ class Scan:
     @property
     def line_begins(self) -> bool:
         """Say whether only white space stands in its line in front of the marker that `text` found."""
-        return self._fresh or "\n" in self._space[Text]
+        return self._shown.line_begins
 
     def text(self, *ends: str) -> Waits:
         """Show text as content up to the first of some markers; return the marker, or None at the end of the output.
@@ -111,7 +102,7 @@ class Scan:
         """Show text as reasoning up to the first of some markers; return the marker, or None at the end."""
         found = yield from self._show(ends, Reasoning)
         self._raw = []
-        self._layout()
+        self._shown.layout()
         return found
 
     def take(self, *ends: str) -> Waits:
@@ -141,11 +132,11 @@ class Scan:
     def drop(self) -> None:
         """What was read last, or since the attempt began, is no call and no text: layout, as white space around it."""
         self._raw = []
-        self._layout()
+        self._shown.layout()
 
     def say(self, text: str) -> None:
         """Show as content what the prompt has of the answer."""
-        self._say(text, (), Text)
+        self._shown.say(text, Text)
 
     def skip(self, *ends: str) -> Waits:
         """Leave out everything up to the first of some markers; return the marker, or None at the end."""
@@ -153,7 +144,7 @@ class Scan:
             _, marker = self._next(ends)
             self._raw = []
             if marker is not None or self._closed:
-                self._layout()
+                self._shown.layout()
                 return marker
             yield
 
@@ -176,7 +167,7 @@ class Scan:
 
         Cut off at the end of the output it is skipped, too.
         """
-        if not self._behind:
+        if not self._shown.behind:
             return None
         found = yield from self.maybe(*texts)
         rest = self._text[self._at :]
@@ -269,8 +260,7 @@ class Scan:
             calls, self._calls = self._calls, None
         if calls:
             self._raw = []
-            self._events += calls
-            self._layout()
+            self._shown.call(calls)
         else:
             self._settle()
 
@@ -287,16 +277,15 @@ class Scan:
             self._calls.append(found)
         else:
             self._raw = []
-            self._events.append(found)
-            self._layout()
+            self._shown.call([found])
 
     # --- inside ------------------------------------------------------------------------------------------
 
-    def _show(self, ends: Sequence[str], kind: type[Text] | type[Reasoning]) -> Waits:
+    def _show(self, ends: Sequence[str], kind: Kind) -> Waits:
         while True:
             at = self._at
             piece, marker = self._next(ends)
-            self._say(piece, self._specials_in(at, at + len(piece)), kind, at)
+            self._shown.say(piece, kind, self._specials_in(at, at + len(piece)), at)
             self._raw = [] if marker is None else self._raw[-1:]
             if marker is not None or self._closed:
                 return marker
@@ -345,38 +334,8 @@ class Scan:
             self._raw.append((text, tuple((a - at, b - at) for a, b in self._specials_in(at, end))))
         return text
 
-    def _say(
-        self,
-        text: str,
-        specials: Sequence[tuple[int, int]],
-        kind: type[Text] | type[Reasoning],
-        at: int = 0,
-        *,
-        broken: bool = False,
-    ) -> None:
-        """Show text that was read at `at`, without white space that turns out to be layout."""
-        if not text:
-            return
-        self._kind = kind
-        skipped = len(text) - len(text.lstrip()) if self._fresh else 0
-        end = max(skipped, len(text.rstrip()))
-        if end == skipped:  # white space only
-            self._space[kind] += text[skipped:]
-            return
-        space = self._space[kind]
-        shift = len(space) - skipped - at
-        ranges = tuple((start + shift, stop + shift) for start, stop in specials)
-        shown = space + text[skipped:end]
-        self._events.append(Text(shown, ranges, broken) if kind is Text else kind(shown, ranges))
-        self._fresh = self._behind = False
-        self._space[kind] = text[end:]
-
     def _settle(self) -> None:
         """Show as content what was read for a call and is none."""
         for text, specials in self._raw:
-            self._say(text, specials, Text, broken=True)
+            self._shown.say(text, Text, specials, broken=True)
         self._raw = []
-
-    def _layout(self) -> None:
-        """White space behind what ends here is layout, and so is that before it unless more text comes."""
-        self._fresh = self._behind = True
