@@ -15,8 +15,6 @@ from core.api import GrammarState, Vocabulary
 
 log = logging.getLogger(__name__)
 Mask = npt.NDArray[np.int32]
-
-
 _SURROGATE_LEAD = b"\xed"
 
 
@@ -27,11 +25,8 @@ class TokenMasks:
         self._tokens = vocabulary.tokens
         self.ends = self.of(vocabulary.end_ids)
         # Backends count surrogates as characters; text that is encoded has none, so 0xED goes on with 0x80 to 0x9F.
+        self.leads = frozenset(i for i, token in enumerate(self._tokens) if token.endswith(_SURROGATE_LEAD))
         self.no_surrogate = ~self.of([i for i, token in enumerate(self._tokens) if b"\xa0" <= token[:1] <= b"\xbf"])
-
-    def bytes_of(self, token: int) -> bytes:
-        """Return what a token stands for."""
-        return self._tokens[token] if token < len(self._tokens) else b""
 
     def of(self, tokens: Sequence[int]) -> Mask:
         """Return a mask with the bits of these tokens set."""
@@ -51,7 +46,8 @@ class Row:
         self._tokens = tokens
         self._ends, self._stops = tokens.ends, tokens.of(stops)
         self._first = tokens.of(reasoning.first_ids)
-        self._last = b""
+        self._has_own_stops = bool((self._stops & ~self._ends).any())
+        self._leads = False
         self.mask: Mask = np.zeros_like(self._ends)
         """Which tokens may come next; no bit is set once the row has failed."""
 
@@ -71,7 +67,7 @@ class Row:
             self.mask[:] = 0
 
     def _take(self, token: int) -> None:
-        self._last = self._tokens.bytes_of(token)[-1:]
+        self._leads = token in self._tokens.leads
         was_reasoning = not (self._reasoning.is_over or self._reasoning.first_ids)
         if not self._reasoning.is_over:
             self._reasoning.take(token)
@@ -87,9 +83,9 @@ class Row:
             self.mask[:] = -1
             return
         self._state.fill(self.mask)
-        if self._last == _SURROGATE_LEAD:
+        if self._leads:
             self.mask &= self._tokens.no_surrogate
-        if (self.mask & self._ends).any():
+        if self._has_own_stops and (self.mask & self._ends).any():
             self.mask |= self._stops
         if may_begin:
             self.mask |= self._first

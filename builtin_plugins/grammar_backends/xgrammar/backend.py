@@ -30,6 +30,7 @@ class XGrammar:
             add_prefix_space=False,
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=MAX_THREADS, cache_enabled=False)
+        self._ends = frozenset(vocabulary.end_ids)
         self._end_mask = np.zeros(-(-len(vocabulary.tokens) // 32), dtype=np.uint32)
         for token in vocabulary.end_ids:
             self._end_mask[token // 32] |= np.uint32(1 << token % 32)
@@ -50,57 +51,62 @@ class XGrammar:
     def compile(self, constraint: Constraint) -> Compiled:
         """Prepare the masks of the grammar's states."""
         if constraint.kind == "structural_tag":
-            return Compiled(self._compiler.compile_structural_tag(_tags(constraint.text)), self._end_mask)
-        return Compiled(self._compiler.compile_grammar(_grammar(constraint)), self._end_mask)
+            made = self._compiler.compile_structural_tag(_tags(constraint.text))
+        else:
+            made = self._compiler.compile_grammar(_grammar(constraint))
+        return Compiled(made, self._ends, self._end_mask)
 
 
 class Compiled:
     """A grammar; states share it."""
 
-    def __init__(self, compiled: Any, end_mask: npt.NDArray[np.uint32]) -> None:
+    def __init__(self, compiled: Any, ends: frozenset[int], end_mask: npt.NDArray[np.uint32]) -> None:
         self.memory_bytes: int = compiled.memory_size_bytes
         self._compiled = compiled
+        self._ends = ends
         self._end_mask = end_mask.view(np.int32)
 
     def start(self) -> State:
         """Return a state at the beginning."""
-        return State(xgrammar.GrammarMatcher(self._compiled), self._end_mask)
+        return State(xgrammar.GrammarMatcher(self._compiled), self._ends, self._end_mask)
 
 
 class State:
     """One output's place in the grammar."""
 
-    def __init__(self, matcher: Any, end_mask: npt.NDArray[np.int32]) -> None:
+    def __init__(self, matcher: Any, ends: frozenset[int], end_mask: npt.NDArray[np.int32]) -> None:
         self._matcher = matcher
+        self._accept, self._fill = matcher.accept_token, matcher.fill_next_token_bitmask
+        self._ends = ends
         self._end_mask = end_mask
-        self._beyond = 0
-        """End tokens accepted after the first."""
+        self._num_ends = 0
+        """End tokens accepted; the library takes the first only."""
 
     def accept(self, token: int) -> bool:
         """Go on by a token."""
-        if not self._matcher.is_terminated():
-            return bool(self._matcher.accept_token(token))
-        fits = bool(self._end_mask[token // 32] >> (token % 32) & 1)
-        self._beyond += fits
+        fits = token in self._ends if self._num_ends else bool(self._accept(token))
+        if fits and token in self._ends:
+            self._num_ends += 1
         return fits
 
     def rollback(self, k: int) -> None:
         """Go back by `k` tokens."""
-        free = min(k, self._beyond)
-        self._beyond -= free
+        free = min(k, max(0, self._num_ends - 1))
+        self._num_ends -= free
         if k > free:
+            self._num_ends = 0
             self._matcher.rollback(k - free)
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
         """Write what may come next."""
-        if self._matcher.is_terminated():
+        if self._num_ends:
             mask[:] = self._end_mask
         else:
-            self._matcher.fill_next_token_bitmask(mask[None])
+            self._fill(mask)
 
     def is_done(self) -> bool:
         """Say whether the end was accepted."""
-        return bool(self._matcher.is_terminated())
+        return self._num_ends > 0
 
     def replay(self, tokens: Sequence[int]) -> bool:
         """Accept the tokens so far."""
