@@ -75,6 +75,7 @@ from core.kv_spec import (
 )
 from core.latent_facts import latent_attention
 from core.latent_spec import LatentAttentionSpec
+from core.logits_adapter import RequestLogitsProcessor, RowFunction
 from core.model_facts import ModelFacts
 from core.model_spec import (
     AttentionSpec,
@@ -246,6 +247,7 @@ __all__ = [
     "RelativeSpec",
     "RequestDelta",
     "RequestFailed",
+    "RequestLogitsProcessor",
     "RequestOutput",
     "RequestOutputKind",
     "RequestStats",
@@ -253,6 +255,7 @@ __all__ = [
     "RgLruSpec",
     "RopeSpec",
     "RouteGroup",
+    "RowFunction",
     "RunnerExtension",
     "SampleRows",
     "SamplerContext",

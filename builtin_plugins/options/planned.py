@@ -53,7 +53,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "tool_server": (Text, None),
     },
     "Logits processors by dotted path (write a plugin: `engine plugins new NAME --kind logits_processors`)": {
-        "logits_processors": (list[str] | None, None),
         "logits_processor_pattern": (Text, None),
     },
     "Other formats of models and weights": {

@@ -100,6 +100,8 @@ class ValueType:
         """Return the value as annotated; strings are read as on the command line. Raises `BadValue`."""
         if self.optional and (value is None or value in ("", "None")):
             return None
+        if isinstance(value, type):
+            return f"{value.__module__}:{value.__qualname__}" if str in self.scalars else self._object(value)
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if isinstance(value, (list, tuple)) and self.items is not None:

@@ -51,6 +51,8 @@ class LogitsProcessor(Protocol):
     Optional: a static method `validate(sampling, vocab_size)` that raises `InvalidRequest` for what it cannot
     serve; called at admission, so that a bad request is refused at the edge. And `prepare(sampling, tokenizer)`, which
     returns the parameters that requests get instead, such as texts turned into tokens; the tokenizer may be None.
+    `extra_args`, a mapping of names to types, declares the arguments it takes from `SamplingParams.extra_args` (over HTTP:
+    `vllm_xargs`): values of other types are refused. `excludes` names fields of `SamplingParams` it cannot serve at once.
     """
 
     params: tuple[str, ...]

@@ -14,6 +14,7 @@ from typing import Final
 
 from core.contracts import AdmissionExtension, LogitsProcessor, Tokenizer
 from core.errors import InvalidRequest
+from core.plugin_args import check_extra_args
 from core.pooling.requests import as_sampling
 from core.pooling_types import PoolingInfo, PoolingParams
 from core.sampling import unserved_params
@@ -96,6 +97,7 @@ class Admission:
             raise InvalidRequest(
                 name, "no loaded logits processor serves it; `engine plugins explain logits_processors` lists them."
             )
+        check_extra_args(sampling, self._processors)
         for validate in self._validators:
             validate(sampling, self.limits.vocab_size)
         if sampling.stop and self._tokenizer is None:

@@ -20,6 +20,7 @@ from core.engine.resolve import find_model, resolve
 from core.engine.sinks import Guarded, Sinks
 from core.errors import ConfigError
 from core.plugin import Registry, load_plan, make_plan
+from core.plugin_args import logits_processors
 from core.pooling.prompts import PoolingPrompts
 from core.prompts import Prompt
 
@@ -135,7 +136,7 @@ def make_front(
         eos = (tokenizer.eos_token_id,)
     renderer.encoder = info.encoder
     limits = ModelLimits(info.vocab_size, context_length(config), config.model.max_logprobs, eos, info.pooling)
-    processors = [registry.load(registered) for registered in registry.entries("logits_processors")]
+    processors = [registry.load(registered) for registered in logits_processors(config, registry)]
     extensions = registry.admission_extensions(config)
     admission = Admission(limits, tokenizer, processors, config.model.seed, extensions)
     return Front(config, registry, source, renderer, admission, info)

@@ -17,6 +17,7 @@ from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.nn.state import LayerCache, prepare, state_views
 from core.plugin import Registered, Registry
+from core.plugin_args import logits_processors
 from core.pooling.settle import info
 from core.pooling.stage import PoolingStage
 from core.pooling_spec import PoolingSpec
@@ -115,7 +116,7 @@ class Worker:
             self._stage = PoolingStage(cast(PoolingModel, self._model), self._batch, pooling, poolers, PendingResult)
             return
         context = SamplerContext(self._model.vocab_size, max_num_seqs, max_model_len, self._device)
-        entries = self._registry.entries("logits_processors") if self._pipeline.is_last else ()
+        entries = logits_processors(self._config, self._registry) if self._pipeline.is_last else ()
         processors = Processors([Active(*self._make(registered, context)) for registered in entries])
         self._stage = SamplingStage(
             self._model, self._batch, processors, self._extensions, self._config.model.logprobs_mode
