@@ -109,18 +109,18 @@ def test_names_types_and_labels_are_these(prefix):
 def test_counters_and_histograms_are_spelt_as_prometheus_spells_them():
     lines = text_of(exercised(metrics_prefix="vllm:")).splitlines()
     for line in (
-        'vllm:num_requests_running{engine="0",model_name="scripted:"} 3.0',
-        'vllm:num_requests_waiting{engine="0",model_name="scripted:"} 2.0',
-        'vllm:kv_cache_usage_perc{engine="0",model_name="scripted:"} 0.25',
-        'vllm:prefix_cache_hits_total{engine="0",model_name="scripted:"} 4.0',
-        'vllm:prompt_tokens_total{engine="0",model_name="scripted:"} 7.0',
-        'vllm:prompt_tokens_by_source_total{engine="0",model_name="scripted:",source="local_compute"} 3.0',
-        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="scripted:"} 1.0',
-        'vllm:iteration_tokens_total_bucket{engine="0",le="16.0",model_name="scripted:"} 1.0',
-        'vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="scripted:"} 1.0',
-        'vllm:inter_token_latency_seconds_count{engine="0",model_name="scripted:"} 2.0',
-        'vllm:restarts_total{engine="0",model_name="scripted:"} 2.0',
-        'vllm:sink_faults_total{engine="0",model_name="scripted:",sink="s"} 4.0',
+        'vllm:num_requests_running{engine="0",model_name="default"} 3.0',
+        'vllm:num_requests_waiting{engine="0",model_name="default"} 2.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="default"} 0.25',
+        'vllm:prefix_cache_hits_total{engine="0",model_name="default"} 4.0',
+        'vllm:prompt_tokens_total{engine="0",model_name="default"} 7.0',
+        'vllm:prompt_tokens_by_source_total{engine="0",model_name="default",source="local_compute"} 3.0',
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="default"} 1.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="16.0",model_name="default"} 1.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="default"} 1.0',
+        'vllm:inter_token_latency_seconds_count{engine="0",model_name="default"} 2.0',
+        'vllm:restarts_total{engine="0",model_name="default"} 2.0',
+        'vllm:sink_faults_total{engine="0",model_name="default",sink="s"} 4.0',
     ):
         assert line in lines
 

@@ -50,10 +50,9 @@ def test_metrics_show_the_sink(api):
     api.engine.sinks.guarded.append(Guarded("prometheus", "a test", sink))
     reply = api.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
-    assert 'engine_generation_tokens_total{engine="0",model_name="scripted:"} 3.0' in reply.text
-    assert 'engine_ready{engine="0",model_name="scripted:"} 1.0' in reply.text
+    assert 'engine_generation_tokens_total{engine="0",model_name="default"} 3.0' in reply.text
+    assert 'engine_ready{engine="0",model_name="default"} 1.0' in reply.text
     again = api.get("/metrics").text
     assert (
-        'engine_http_requests_total{engine="0",method="GET",model_name="scripted:",path="/metrics",status="200"}'
-        in again
+        'engine_http_requests_total{engine="0",method="GET",model_name="default",path="/metrics",status="200"}' in again
     )
