@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from core.cli.main import main
 
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 DEADLINE_S = 60
+ENOUGH_SLEEP = 5
+"""Looks in a row, 10 ms apart, that find the program asleep."""
 
 Talk = Callable[..., tuple[int, str, str]]
 Start = Callable[..., str]
@@ -216,6 +219,14 @@ class Terminal:
             self.shown += os.read(self._fd, 4096).decode("utf-8", "replace")
         return self.shown.index(text, after) + len(text)
 
+    def wait_until_it_listens(self) -> None:
+        """Return when the program sleeps: an interrupt between its prompt and its reading waits for the next key."""
+        stat, seen, deadline = Path(f"/proc/{self.pid}/stat"), 0, time.monotonic() + DEADLINE_S
+        while seen < ENOUGH_SLEEP:
+            assert time.monotonic() < deadline, "the program never waits for a key"
+            seen = seen + 1 if stat.read_text().rpartition(") ")[2].startswith("S") else 0
+            time.sleep(0.01)
+
     def end(self) -> int:
         try:
             while os.read(self._fd, 4096):
@@ -235,8 +246,10 @@ def test_interrupt_ends_the_answer_and_end_of_input_the_program(odd: Start) -> N
     terminal.type("\x03")
     assert Odd.left.wait(DEADLINE_S), "the server was not told that nobody listens"
     at = terminal.wait_for("> ", at)
+    terminal.wait_until_it_listens()
     terminal.type("\x03")  # nothing is being said: the line is given up
     at = terminal.wait_for("> ", at)
+    terminal.wait_until_it_listens()
     Odd.answer, Odd.holds = event("whole") + b"data: [DONE]\n\n", False
     terminal.type("again\n")
     terminal.wait_for("> ", terminal.wait_for("whole", at))
