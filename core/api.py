@@ -61,6 +61,7 @@ from core.errors import (
     RequestTimeout,
     did_you_mean,
 )
+from core.json_schema import SCHEMA_ANNOTATIONS, schema_parts, unserved_keyword
 from core.kv_spec import (
     CacheSpec,
     ChunkedLocal,
@@ -112,7 +113,6 @@ from core.parsing import (
     typed_arguments,
     typed_value,
 )
-from core.plugin import load_plan, make_plan
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.pooling_spec import DenseSpec, PoolingSpec, SentenceFacts
 from core.pooling_types import PoolingParams
@@ -153,6 +153,7 @@ from core.weight_names import WeightNames
 
 __all__ = [
     "API_VERSION",
+    "SCHEMA_ANNOTATIONS",
     "AdmissionExtension",
     "Architecture",
     "AttentionBackend",
@@ -286,13 +287,13 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "latent_attention",
-    "load_plan",
-    "make_plan",
     "random_call_id",
     "read_channels",
     "read_json",
     "read_vocabulary",
+    "schema_parts",
     "suggest",
     "typed_arguments",
     "typed_value",
+    "unserved_keyword",
 ]

@@ -9,12 +9,14 @@ import pytest
 
 from core.logs import OURS
 
+LOGGERS = {name: logging.getLogger(name) for name in ("", *OURS)}
+LEVELS = {name: logger.level for name, logger in LOGGERS.items()}
+
 
 @pytest.fixture(autouse=True)
 def logging_is_left_alone() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("", *OURS)]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    handlers = {name: list(logger.handlers) for name, logger in LOGGERS.items()}
     yield
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
+    for name, logger in LOGGERS.items():
+        logger.setLevel(LEVELS[name])  # not what it was before the test: an engine for several tests may have set it
+        logger.handlers[:] = handlers[name]

@@ -18,7 +18,7 @@ def engine_options() -> list[Option]:
             dict[str, Any],
             {},
             "How outputs are held to a form: backend (auto), disable_fallback, disable_any_whitespace, "
-            "disable_additional_properties, reasoning_parser, reasoning_parser_plugin, enable_in_reasoning, "
+            "disable_additional_properties, reasoning_parser, enable_in_reasoning, "
             "compile_timeout_s, cache_bytes.",
         )
     ]

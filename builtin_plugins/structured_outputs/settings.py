@@ -21,7 +21,6 @@ class StructuredOutputsConfig:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     reasoning_parser: str = ""
-    reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
     """Hold thoughts to the form too."""
     compile_timeout_s: float = 60.0

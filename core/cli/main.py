@@ -27,7 +27,7 @@ from core.config.fields import FieldTable
 from core.config.files import ConfigFile, read_config_file
 from core.errors import ConfigError, EngineError, PluginError, did_you_mean
 from core.logs import setup_logging
-from core.plugin import PluginPlan, load_plan, make_plan
+from core.plugin import PluginPlan, load_named, load_plan, make_plan
 
 if TYPE_CHECKING:
     from core.contracts import Command
@@ -191,9 +191,10 @@ def _run_configured(
             raise ConfigError(f"two models: the argument {model!r} and --model {flags['model'].value!r}; give one.")
         layers.append({"model": given(table.by_name["model"], model, "argument MODEL", "MODEL")})
     config, provenance = assemble(table, layers)
+    config, registry = load_named(config, context.registry)
     observability = config.observability
-    setup_logging(observability.log_level, _packages(context.registry.plan), log_format=observability.log_format)
-    return command.run(CommandContext(args, config, provenance, table, context.registry))
+    setup_logging(observability.log_level, _packages(registry.plan), log_format=observability.log_format)
+    return command.run(CommandContext(args, config, provenance, table, registry))
 
 
 def _print_parts(command: str, parts: Mapping[str, type[Command]], wanted: str) -> int:

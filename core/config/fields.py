@@ -31,6 +31,8 @@ class Option:
     help: str
     refuse: str | None = None
     """Set for options known but not served yet: using one fails with this text."""
+    names_plugin: bool = False
+    """The value is a plugin's file or module, which is loaded as with `--plugins +VALUE`."""
 
 
 PluginOptions = Iterable[tuple[str, Option]]

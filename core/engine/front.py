@@ -19,7 +19,7 @@ from core.engine.rendering import Renderer
 from core.engine.resolve import find_model, resolve
 from core.engine.sinks import Guarded, Sinks
 from core.errors import ConfigError
-from core.plugin import Registry, load_plan, make_plan
+from core.plugin import Registry, load_named, load_plan, make_plan
 from core.plugin_args import logits_processors
 from core.pooling.prompts import PoolingPrompts
 from core.prompts import Prompt
@@ -75,7 +75,7 @@ class Front:
 def load_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, Registry]:
     """Return configuration and plugins for keywords of `LLM(...)`; both are complete before torch is imported."""
     registry = load_plan(make_plan(*plugins_from_kwargs(kwargs)))
-    config = config_from_kwargs(kwargs, registry.options())
+    config, registry = load_named(config_from_kwargs(kwargs, registry.options()), registry)
     if "log_level" in kwargs:  # a library leaves logging alone unless told
         logging.getLogger("core").setLevel(config.observability.log_level.upper())
     return config, registry

@@ -3,7 +3,7 @@
 from core.plugin.kinds import KINDS
 from core.plugin.plan import PluginPlan, make_plan
 from core.plugin.refs import PluginRef
-from core.plugin.registry import Registered, Registry, load_plan
+from core.plugin.registry import Registered, Registry, load_named, load_plan
 
 __all__ = [
     "KINDS",
@@ -11,6 +11,7 @@ __all__ = [
     "PluginRef",
     "Registered",
     "Registry",
+    "load_named",
     "load_plan",
     "make_plan",
 ]

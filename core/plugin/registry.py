@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from core.plugin.entry import API_VERSION, Entry
 from core.plugin.fit import missing_requirement, why_not
 from core.plugin.kinds import KINDS
 from core.plugin.manager import Hooks
-from core.plugin.plan import PluginPlan, refuse_difference
+from core.plugin.plan import PluginPlan, make_plan, refuse_difference
 from core.plugin.refs import PluginRef
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,16 @@ def load_plan(plan: PluginPlan, process: str = MAIN) -> Registry:
     if process != MAIN:
         refuse_difference(plan, process)
     return Registry(plan, Hooks(plan, process))
+
+
+def load_named(config: EngineConfig, registry: Registry) -> tuple[EngineConfig, Registry]:
+    """Return both with the plugins that the values of options name."""
+    options = [option for _, option in registry.options() if option.names_plugin]
+    named = [f"+{value}" for option in options if (value := config.options.get(option.name))]
+    if not named:
+        return config, registry
+    plugins = replace(config.plugins, plugins=[*config.plugins.plugins, *named])
+    return replace(config, plugins=plugins), load_plan(make_plan(plugins.plugins, plugins.plugins_lock))
 
 
 class Registry:

@@ -11,20 +11,6 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
-BANG = """
-from core.api import Entry, ToolFormat, hookimpl
-
-def read(scan, request):
-    while (yield from scan.text("!")):
-        with scan.attempt():
-            name, _ = yield from scan.take("!")
-            scan.call(name, {})
-
-@hookimpl
-def engine_tool_parsers():
-    return [Entry("bang", ToolFormat(read), "!name!")]
-"""
-
 
 def joined(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
     """What a client makes of a stream."""
@@ -113,12 +99,11 @@ def test_a_forced_call_and_another_form_exclude_each_other(api):
     assert api.chat("a", **fields).json()["error"]["param"] == "response_format"
 
 
-def test_a_parser_may_come_from_a_file(make_api, tmp_path):
-    file = tmp_path / "bang.py"
-    file.write_text(BANG)
-    api = make_api(enable_auto_tool_choice=True, tool_call_parser="bang", tool_parser_plugin=str(file))
-    message = api.chat("so !add!", tools=[TOOL]).json()["choices"][0]["message"]
-    assert (message["content"], message["tool_calls"][0]["function"]["name"]) == ("so", "add")
+@pytest.mark.parametrize("choice", ["required", ADD])
+def test_forced_calls_that_are_cut_off_are_content(api, choice):
+    said = '[{"name": "add", "arguments"' if choice == "required" else '{"a": [1,'
+    message = api.chat(said, tools=[TOOL], tool_choice=choice).json()["choices"][0]["message"]
+    assert message["content"] == said
 
 
 @pytest.mark.parametrize("fields", [{"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "auto"}])

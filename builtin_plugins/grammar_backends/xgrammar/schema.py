@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Final
+
+from core.api import SCHEMA_ANNOTATIONS, schema_parts
 
 _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _DAY: Final = "(0[1-9]|1[0-9]|2[0-8])"
@@ -23,31 +25,11 @@ _UNSERVED: Final = (
     "minContains",
     "maxContains",
 )
-_ANNOTATIONS: Final = frozenset(
-    [
-        "$ref",
-        "$defs",
-        "definitions",
-        "$schema",
-        "$id",
-        "$comment",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-    ]
-)
-_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
-_LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE: Final = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames")
 
 
 def unserved(schema: Any) -> str | None:
     """Return the first keyword of a schema that outputs would not be held to, with the reason; None if there is none."""
-    for part in _parts(schema):
+    for part in schema_parts(schema):
         reason = _unserved_here(part, schema)
         if reason is not None:
             return reason
@@ -61,7 +43,7 @@ def with_patterns(schema: Any) -> Any:
     compile in a fraction of the time.
     """
     schema = deepcopy(schema)
-    for part in _parts(schema):
+    for part in schema_parts(schema):
         if part.get("format") in _FORMATS and "pattern" not in part:
             part["pattern"] = _FORMATS[part.pop("format")]
         least, most = part.get("minLength", 0), part.get("maxLength", "")
@@ -70,23 +52,6 @@ def with_patterns(schema: Any) -> Any:
                 del part[name]
             part["pattern"] = rf'^[^\x00-\x1f"\\]{{{least},{most}}}$'
     return schema
-
-
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all schemas in it."""
-    open_ = [schema]
-    while open_:
-        part = open_.pop()
-        if not isinstance(part, dict):
-            continue
-        yield part
-        for name in _NAMED:
-            if isinstance(inner := part.get(name), Mapping):
-                open_ += inner.values()
-        for name in _LISTED:
-            if isinstance(inner := part.get(name), list):
-                open_ += inner
-        open_ += [part[name] for name in _SINGLE if name in part]
 
 
 def _unserved_here(part: Mapping[str, Any], whole: Any) -> str | None:
@@ -99,8 +64,8 @@ def _unserved_here(part: Mapping[str, Any], whole: Any) -> str | None:
         return "multipleOf, but for integers without a range"
     if {"pattern", "format"} & {*part} and {"minLength", "maxLength"} & {*part}:
         return "minLength and maxLength beside pattern or format"
-    if "$ref" in part and {*part} - _ANNOTATIONS:
-        return f"{min({*part} - _ANNOTATIONS)} beside $ref"
+    if "$ref" in part and {*part} - SCHEMA_ANNOTATIONS:
+        return f"{min({*part} - SCHEMA_ANNOTATIONS)} beside $ref"
     if len(part.get("allOf", ())) > 1:
         return "allOf of several schemas"
     branches = part.get("oneOf")

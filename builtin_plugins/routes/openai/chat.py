@@ -197,7 +197,7 @@ class ChatCompletions:
         yield DONE
 
     def _begin(self, job: _Job) -> ParsedChoice | None:
-        return None if job.reader is None else job.reader.begin(self._engine.tokenizer, job.sampling)
+        return None if job.reader is None else job.reader.begin(job.sampling)
 
     def _choice(
         self,

@@ -17,8 +17,6 @@ from core.api import (
     SamplingParams,
     StructuredOutputsParams,
     ToolFormat,
-    load_plan,
-    make_plan,
 )
 
 PROMPT_END_CHARS = 200
@@ -35,22 +33,25 @@ class Formats:
     """Tools may be called where the model decides."""
     hide_unchosen: bool = False
     """Tools are not shown to the model under `tool_choice` none."""
+    special: frozenset[str] = frozenset()
+    """Texts of the tokenizer's special tokens."""
 
     @classmethod
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
         """Load the chosen formats. Raises `ConfigError` for unknown names."""
 
-        def load(kind: str, name: str | None, file: str | None) -> Any:
-            registry = load_plan(make_plan(["none", file])) if file else engine.registry
-            return registry.load(registry.choose(kind, name)) if name else None
+        def load(kind: str, name: str | None) -> Any:
+            return engine.registry.load(engine.registry.choose(kind, name)) if name else None
 
+        tokenizer = engine.tokenizer
         return cls(
-            tools=load("tool_parsers", options.get("tool_call_parser"), options.get("tool_parser_plugin")),
-            reasoning=load(
-                "reasoning_parsers", options.get("reasoning_parser"), options.get("reasoning_parser_plugin")
-            ),
+            tools=load("tool_parsers", options.get("tool_call_parser")),
+            reasoning=load("reasoning_parsers", options.get("reasoning_parser")),
             auto=bool(options.get("enable_auto_tool_choice")),
             hide_unchosen=bool(options.get("exclude_tools_when_tool_choice_none")),
+            special=frozenset(tokenizer.decode([token]) for token in tokenizer.special_ids)
+            if tokenizer
+            else frozenset(),
         )
 
     def check(self, fields: ChatFields) -> None:
@@ -89,7 +90,7 @@ class Formats:
         if tools is None and self.reasoning is None:
             return None
         request = ParseRequest(fields.tools, fields.chat_template_kwargs, prompt[-PROMPT_END_CHARS:])
-        return AnswerReader(request, tools, self.reasoning, fields)
+        return AnswerReader(request, tools, self.reasoning, fields, self.special)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +101,19 @@ class AnswerReader:
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     fields: ChatFields
+    special: frozenset[str]
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with which the formats see their special tokens."""
         return params.clone(skip_special_tokens=False)
 
-    def begin(self, tokenizer: Any, params: SamplingParams) -> ParsedChoice:
+    def begin(self, params: SamplingParams) -> ParsedChoice:
         """Return the parser of one choice; `params` are those the client asked for."""
-        special = frozenset(tokenizer.decode([token]) for token in tokenizer.special_ids)
         parser = OutputParser(
             self.request,
             tools=self.tools,
             reasoning=self.reasoning,
-            special=special,
+            special=self.special,
             show_special=not params.skip_special_tokens,
         )
         return ParsedChoice(parser, self.fields)

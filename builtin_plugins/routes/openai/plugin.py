@@ -24,7 +24,13 @@ def engine_options() -> list[Option]:
         Option(
             "exclude_tools_when_tool_choice_none", bool, False, "Leave tools out of prompts that must not call any."
         ),
-        Option("tool_parser_plugin", str, "", "A plugin file that brings the tool call parser."),
-        Option("reasoning_parser_plugin", str | None, None, "A plugin file that brings the reasoning parser."),
+        Option("tool_parser_plugin", str, "", "A plugin file that brings the tool call parser.", names_plugin=True),
+        Option(
+            "reasoning_parser_plugin",
+            str | None,
+            None,
+            "A plugin file that brings the reasoning parser.",
+            names_plugin=True,
+        ),
         Option("trust_request_chat_template", bool, False, "Let requests bring their own chat template."),
     ]

@@ -90,7 +90,7 @@ def forced_format(choice: Any, family: ToolFormat | None) -> ToolFormat:
 
 
 def _read_list(scan: Scan, request: ParseRequest) -> Reading:
-    more = yield from scan.maybe("[")
+    more = yield from scan.text("[")  # belongs to the first call: cut off, both are text
     while more:
         with scan.attempt():
             call = yield from scan.object()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,38 +18,7 @@ from lmformatenforcer import (
 )
 from lmformatenforcer.characterlevelparser import CharacterLevelParserConfig
 
-from core.api import Constraint, InvalidRequest, Vocabulary
-
-_SERVED: Final = frozenset(
-    [
-        "$defs",
-        "$ref",
-        "$schema",
-        "$id",
-        "$comment",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "items",
-        "minItems",
-        "maxItems",
-        "enum",
-        "const",
-        "anyOf",
-        "minLength",
-        "maxLength",
-        "pattern",
-    ]
-)
-"""Keywords of a schema that outputs are held to; the library passes over others without a word."""
+from core.api import Constraint, InvalidRequest, Vocabulary, unserved_keyword
 
 Mask = npt.NDArray[np.int32]
 
@@ -76,7 +45,7 @@ class FormatEnforcer:
             raise InvalidRequest(field, "is not served by lm-format-enforcer.")
         if not constraint.any_whitespace or constraint.whitespace_pattern is not None:
             raise InvalidRequest(field, "lm-format-enforcer lays JSON out freely; ask for no particular whitespace.")
-        if constraint.kind == "json" and (key := _unserved(json.loads(constraint.text))) is not None:
+        if constraint.kind == "json" and (key := unserved_keyword(json.loads(constraint.text))) is not None:
             raise InvalidRequest(field, f"lm-format-enforcer cannot hold outputs to {key!r}; leave it out.")
         try:
             _parser(constraint).get_allowed_characters()
@@ -165,19 +134,3 @@ def _parser(constraint: Constraint) -> Any:
         return UnionParser([StringParser(choice) for choice in json.loads(constraint.text)])
     schema = None if constraint.kind == "json_object" else json.loads(constraint.text)
     return JsonSchemaParser(schema, CharacterLevelParserConfig())
-
-
-def _unserved(schema: Any, named: bool = False) -> str | None:
-    """Return a keyword that is not served; `named` says that the keys are names, not keywords."""
-    if isinstance(schema, list):
-        return next((found for part in schema if (found := _unserved(part))), None)
-    if not isinstance(schema, dict):
-        return None
-    for key, part in schema.items():
-        if not named and key not in _SERVED:
-            return str(key)
-        if key in ("enum", "const", "default", "examples") and not named:
-            continue
-        if (found := _unserved(part, not named and key in ("properties", "$defs"))) is not None:
-            return found
-    return None

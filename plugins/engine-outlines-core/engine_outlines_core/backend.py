@@ -13,40 +13,9 @@ from outlines_core import Index
 from outlines_core import Vocabulary as Words
 from outlines_core.json_schema import build_regex_from_schema
 
-from core.api import Constraint, InvalidRequest, Vocabulary
+from core.api import Constraint, InvalidRequest, Vocabulary, unserved_keyword
 
 _NO_WHITESPACE: Final = ""
-_SERVED: Final = frozenset(
-    [
-        "$defs",
-        "$ref",
-        "$schema",
-        "$id",
-        "$comment",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "items",
-        "minItems",
-        "maxItems",
-        "enum",
-        "const",
-        "anyOf",
-        "minLength",
-        "maxLength",
-        "pattern",
-    ]
-)
-"""Keywords of a schema that outputs are held to; the library passes over others without a word."""
-
 Mask = npt.NDArray[np.int32]
 
 
@@ -67,7 +36,7 @@ class OutlinesCore:
         field = f"structured_outputs.{constraint.kind}"
         if constraint.kind in ("grammar", "structural_tag", "json_object"):
             raise InvalidRequest(field, "is not served by outlines-core, which knows regular languages only.")
-        if constraint.kind == "json" and (key := _unserved(json.loads(constraint.text))) is not None:
+        if constraint.kind == "json" and (key := unserved_keyword(json.loads(constraint.text))) is not None:
             raise InvalidRequest(field, f"outlines-core cannot hold outputs to {key!r}; leave it out of the schema.")
         try:
             Index(_regex(constraint), Words(256, {bytes((i,)): [i] for i in range(256)}))
@@ -158,19 +127,3 @@ def _regex(constraint: Constraint) -> str:
     if constraint.kind == "choice":
         return "|".join(f"({re.escape(choice)})" for choice in json.loads(constraint.text))
     return constraint.text
-
-
-def _unserved(schema: Any, named: bool = False) -> str | None:
-    """Return a keyword that is not served; `named` says that the keys are names, not keywords."""
-    if isinstance(schema, list):
-        return next((found for part in schema if (found := _unserved(part))), None)
-    if not isinstance(schema, dict):
-        return None
-    for key, part in schema.items():
-        if not named and key not in _SERVED:
-            return str(key)
-        if key in ("enum", "const", "default", "examples") and not named:
-            continue
-        if (found := _unserved(part, not named and key in ("properties", "$defs"))) is not None:
-            return found
-    return None
