@@ -18,7 +18,10 @@ class Tokenizer(Protocol):
     """Ids are below this."""
     eos_token_id: int | None
     special_ids: frozenset[int]
-    chat_template: str | None
+
+    @property
+    def chat_template(self) -> str | Mapping[str, str] | None:
+        """Jinja text, or several by name: "default", and "tool_use" for requests that bring tools."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; special tokens written in the text become their ids."""

@@ -178,3 +178,25 @@ def test_many_templates_of_requests_do_not_pile_up():
     for i in range(100):
         assert target.render(USER, chat_template=f"{i}") == str(i)
     assert len(target._compiled) < 30
+
+
+NAMED = {"default": "plain", "tool_use": "{{ tools[0].function.name }}", "rag": "found"}
+
+
+def test_tools_take_the_template_that_is_made_for_them():
+    target = renderer(NAMED)
+    assert (target.render(USER), target.render(USER, tools=TOOLS)) == ("plain", "é<b>")
+    assert renderer({"default": "plain"}).render(USER, tools=TOOLS) == "plain"
+
+
+def test_a_template_of_the_model_can_be_chosen_by_name():
+    assert renderer(NAMED, given="rag").render(USER, tools=TOOLS) == "found"
+    with pytest.raises(
+        ConfigError, match=r"--chat-template rug is no template .* The model has: default, tool_use, rag"
+    ):
+        renderer(NAMED, given="rug")
+
+
+def test_without_a_default_template_the_others_are_named():
+    with pytest.raises(InvalidRequest, match="no chat template that is the default; --chat-template takes one of: rag"):
+        renderer({"rag": "found"}).render(USER)

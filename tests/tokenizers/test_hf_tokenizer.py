@@ -74,9 +74,13 @@ def test_template_of_its_own_file_wins(folder: Path) -> None:
     assert open_tokenizer(folder).chat_template == "from jinja"
 
 
-def test_named_templates_give_the_default_one(folder: Path) -> None:
+def test_several_templates_are_known_by_name(folder: Path) -> None:
     set_field(folder, chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}])
-    assert open_tokenizer(folder).chat_template == "d"
+    assert open_tokenizer(folder).chat_template == {"tool_use": "t", "default": "d"}
+    (folder / "chat_template.jinja").write_text("of its own")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("r")
+    assert open_tokenizer(folder).chat_template == {"default": "of its own", "rag": "r"}
 
 
 def test_settings_can_ask_for_a_first_token_that_tokenizer_json_lacks(folder: Path) -> None:

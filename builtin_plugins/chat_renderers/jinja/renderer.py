@@ -14,6 +14,8 @@ from builtin_plugins.chat_renderers.jinja.messages import plain_messages
 from core.api import ConfigError, EngineConfig, InvalidRequest, ModelSource, Tokenizer
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+DEFAULT = "default"
+"""Name of the template that is used for everything that has none of its own."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _MAX_COMPILED = 16
 """Templates kept compiled besides the model's own; requests may bring theirs."""
@@ -31,10 +33,10 @@ class JinjaRenderer:
                 f"--chat-template-content-format {self._format!r} does not exist; use auto, string or openai."
             )
         self._special = _special_texts(tokenizer)
-        self._template = _configured(config.model.chat_template) or tokenizer.chat_template
-        if self._template is not None:
+        self._templates = _templates(tokenizer.chat_template, config.model.chat_template)
+        for template in self._templates.values():
             try:
-                self._compile(self._template)
+                self._compile(template)
             except jinja2.TemplateError as error:
                 where = "--chat-template" if config.model.chat_template else f"the chat template of {source.name}"
                 raise ConfigError(
@@ -52,9 +54,7 @@ class JinjaRenderer:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt. Raises `InvalidRequest` naming the message or field that cannot be rendered."""
-        text = chat_template or self._template
-        if text is None:
-            raise InvalidRequest("messages", "the model has no chat template; start with --chat-template FILE.")
+        text = chat_template or self._choose("tool_use" if tools else DEFAULT)
         for name in _RESERVED:
             if name in (template_kwargs or {}):
                 raise InvalidRequest(
@@ -84,6 +84,15 @@ class JinjaRenderer:
             raise InvalidRequest("messages", f"the chat template refused them: {_words(error)}.") from error
         return _cut_final(prompt, final) if continue_final_message else prompt
 
+    def _choose(self, wanted: str) -> str:
+        """Return one of the model's templates."""
+        text = self._templates.get(wanted) or self._templates.get(DEFAULT)
+        if text is None:
+            others = f" that is the default; --chat-template takes one of: {', '.join(self._templates)}"
+            lack = others if self._templates else "; start with --chat-template FILE"
+            raise InvalidRequest("messages", f"the model has no chat template{lack}.")
+        return text
+
     def _compile(self, text: str) -> tuple[jinja2.Template, bool]:
         """Return the compiled template and whether it reads content as parts."""
         known = self._compiled.get(text)
@@ -91,20 +100,26 @@ class JinjaRenderer:
             reads_parts = self._format == "openai" or (self._format == "auto" and _reads_parts(self._environment, text))
             known = (self._environment.from_string(text), reads_parts)
             if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.pop(next(name for name in self._compiled if name != self._template), None)
+                self._compiled.pop(next(name for name in self._compiled if name not in self._templates.values()), None)
             self._compiled[text] = known
         return known
 
 
-def _configured(template: str | None) -> str | None:
-    """Return the text of `--chat-template`: a file's contents or the argument itself."""
-    if template is None or "{" in template or "\n" in template:
-        return template
+def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict[str, str]:
+    """Return templates by name; `given`, the value of `--chat-template`, is a name of one, a file or the text itself."""
+    named = {DEFAULT: known} if isinstance(known, str) else dict(known or {})
+    if given is None:
+        return named
+    if given in named:
+        return {DEFAULT: named[given]}
+    if "{" in given or "\n" in given:
+        return {DEFAULT: given}
     try:
-        return Path(template).read_text(encoding="utf-8")
+        return {DEFAULT: Path(given).read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
+        names = f" The model has: {', '.join(named)}." if len(named) > 1 else ""
         raise ConfigError(
-            f"--chat-template {template} is no template and cannot be read as a file: {error}."
+            f"--chat-template {given} is no template and cannot be read as a file: {error}.{names}"
         ) from error
 
 

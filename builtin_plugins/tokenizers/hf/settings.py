@@ -19,7 +19,8 @@ class TokenizerSettings:
 
     special_tokens: dict[str, str] = field(default_factory=dict)
     """Role ("eos_token") to text."""
-    chat_template: str | None = None
+    chat_template: str | dict[str, str] | None = None
+    """Jinja text; of models with several, the texts by name."""
     add_bos: bool | None = None
     """None: as tokenizer.json says."""
     add_eos: bool | None = None
@@ -38,16 +39,24 @@ def read_settings(folder: Path) -> TokenizerSettings:
     )
 
 
-def _chat_template(folder: Path, stated: Mapping[str, Any]) -> str | None:
-    """Return the template: a file of its own wins over the one inside tokenizer_config.json."""
+def _chat_template(folder: Path, stated: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """Return the template, or several by name: files of their own win over what is inside tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        others = {file.stem: _read_text(file) for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+        return {"default": _read_text(path), **others} if others else _read_text(path)
     template = _read(folder / "chat_template.json").get("chat_template") or stated.get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
-        template = named.get("default")
+        return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
     return template if isinstance(template, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. Restore it from where the model came.") from error
 
 
 def _text(value: Any) -> str | None:
