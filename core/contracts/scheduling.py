@@ -65,8 +65,9 @@ class SchedulerExtension(Protocol):
         """
 
     def may_start(self, request: Any) -> bool | MayStart:
-        """Say whether the request at the head of the queue may start; asked again after every wake and preemption.
+        """Say whether the request at the head of the queue may start.
 
+        Asked again after every wake and preemption, and in the next step where this one had no room for it.
         While blocks are reserved, others may have to wait until the wake: it must not depend on their progress.
         A request that reserves waits at the head until its blocks are free, keeps them until it starts or ends,
         and once woken starts before all others. It starts at once, without `reserved`, where that many blocks

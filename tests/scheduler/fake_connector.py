@@ -48,7 +48,8 @@ class Connector:
         if dice < wait:
             return False
         if dice < wait + reserve:
-            self.asked[name] -= 1  # asked again while there is no room
+            if name not in self.loaded:
+                self.asked[name] -= 1  # asked again while there is no room; one that has its blocks is woken once
             return MayStart.RESERVE
         return True
 

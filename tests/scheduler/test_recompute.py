@@ -1,7 +1,7 @@
 """Keys that turn out to be wrong: who computes again, from where, and which tokens never leave."""
 
 import pytest
-from fake_connector import Connector, wake
+from fake_connector import Connector, run, wake
 from fake_worker import POISON, VOCAB, Engine, in_order
 
 from core.contracts.scheduling import MayStart
@@ -48,6 +48,19 @@ def test_a_request_parked_with_blocks_shows_them_and_starts_in_them():
     loads.wake(engine, "a")
     engine.run()
     assert (engine.plans[0].starts, engine.plans[0].new[0].blocks) == ([20], tables)
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_one_that_has_its_blocks_and_no_room_in_the_step_may_be_parked_again_and_ends():
+    connector = Connector(wait=0, reserve=1, remote=0)
+    engine = Engine(block_size=1, num_blocks=400, budget=4, chunked_prefill=False, extensions=[connector])
+    for name in ("a", "b"):
+        engine.add(name, prompt(4), 12, eos_token_ids=())
+    engine.step()
+    for name in ("a", "b"):
+        wake(engine, connector, name)
+    run(engine, connector, most=100)
     engine.check_outputs()
     engine.check_idle()
 

@@ -179,5 +179,6 @@ TestEngines.settings = settings(max_examples=500, stateful_step_count=40, derand
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 class TestManyEngines(Engines.TestCase):
     settings = settings(max_examples=3000, stateful_step_count=80, **QUIET)
