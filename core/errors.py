@@ -69,7 +69,7 @@ def error_called(kind: str, message: str) -> EngineError | None:
     return ours(message)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """Return `; did you mean 'x'?` for the nearest known name, or for the `most` nearest, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=most, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

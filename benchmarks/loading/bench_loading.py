@@ -149,9 +149,9 @@ def report(folder: Path, rounds: int, threads: int) -> None:
     print(f"{sum(sizes) / 1e6:.0f} MB in {len(sizes)} files, load of the machine {os.getloadavg()[0]:.1f}")
     for cold in (True, False):
         found: dict[str, list[dict[str, float]]] = {"read": [], "load": []}
-        for _ in range(rounds):
-            for what, results in found.items():
-                results.append(in_a_process(what, folder, threads, cold=cold))
+        for number in range(rounds):
+            for what in list(found)[:: -1 if number % 2 else 1]:  # neither has the other's traces before it every time
+                found[what].append(in_a_process(what, folder, threads, cold=cold))
         print(f"{'cold' if cold else 'warm'}, medians of {rounds} rounds:")
         for what, results in found.items():
             place = "in memory" if what == "read" else "in place"

@@ -38,7 +38,20 @@ LINEAR: Final[Mapping[str, Tiny]] = {
         "Qwen3NextConfig",
         {**_DELTA, **_SHARED, "attention_bias": True, "norm_topk_prob": False, "mlp_only_layers": [1]},
     ),
-    "Qwen3_5ForCausalLM": ("Qwen3_5TextConfig", {**_DELTA, "attention_bias": True}),
+    "Qwen3_5ForCausalLM": (
+        "Qwen3_5TextConfig",
+        {
+            **_DELTA,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 2, 1],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
     "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeTextConfig", {**_DELTA, **_SHARED}),
     "OlmoHybridForCausalLM": (
         "OlmoHybridConfig",

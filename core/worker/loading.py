@@ -121,10 +121,10 @@ def _architecture(config: EngineConfig, source: ModelSource, registry: Registry)
 
 
 def _unknown(source: ModelSource, registry: Registry) -> str:
-    known = sorted(r.entry.name for r in registry.entries("models") if ANY not in r.entry.gives)
+    known = (r.entry.name for r in registry.entries("models") if ANY not in r.entry.gives)
     return (
         f"no loaded plugin knows the architecture {source.architecture!r}"
-        f"{did_you_mean(source.architecture, known) or '.'} Known: {', '.join(known) or 'none'}. {_parts(source)}"
+        f"{did_you_mean(source.architecture, known, most=3) or '.'} `engine models` lists those known. {_parts(source)}"
         "Install a plugin that brings it, or correct `architectures` with --hf-overrides."
     )
 

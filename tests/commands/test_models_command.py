@@ -16,6 +16,16 @@ from core.cli.main import main
 from core.plugin.entry import Entry
 
 List = Callable[..., list[dict[str, Any]]]
+NAMED = """
+llama mistral ministral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text gemma4_text phi phi3 phimoe gpt2
+gpt_neo gpt_neox gptj gpt_bigcode codegen opt bloom falcon mpt stablelm starcoder2 olmo olmo2 olmo3 olmoe flex_olmo cohere
+cohere2 granite granitemoe granitemoeshared glm glm4 glm4_moe exaone4 ernie4_5 ernie4_5_moe hunyuan_v1_dense hunyuan_v1_moe
+internlm3 nemotron persimmon apertus arcee smollm3 seed_oss helium dots1 afmoe bitnet dbrx jais2 gpt_oss llama4_text
+minimax_m2 solar_open hyperclovax biogpt xglm
+deepseek_v2 deepseek_v3 minicpm3 longcat_flash glm4_moe_lite youtu mamba mamba2 falcon_mamba jamba bamba falcon_h1
+nemotron_h granitemoehybrid qwen3_next qwen3_5_text kimi_linear minimax olmo_hybrid lfm2 lfm2_moe recurrent_gemma
+"""
+"""Model types that are promised an architecture of their own."""
 
 
 @pytest.fixture
@@ -81,6 +91,11 @@ def test_without_the_plugin_that_serves_any_its_architectures_are_not_served() -
 
 def test_most_types_of_transformers_are_served(listed: List) -> None:
     assert sum(len(row["model_types"]) for row in listed() if row["how"] != "no") >= 136
+
+
+def test_every_promised_type_has_an_architecture_of_its_own(listed: List) -> None:
+    native = {kind for row in listed() if row["how"] == "native" for kind in row["model_types"]}
+    assert [kind for kind in NAMED.split() if kind not in native] == []
 
 
 def test_the_list_needs_no_torch() -> None:

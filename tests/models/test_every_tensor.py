@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from test_engine_parity import open_engine
 
 from core.errors import ModelError
 from core.model_spec import DecoderSpec
@@ -36,3 +40,32 @@ def test_no_tensor_is_left_over_or_made_up(architecture: str, spec_of: Callable[
     with pytest.raises(ModelError, match="missing tensors") as refused:
         build().load_weights((name, tensor) for name, tensor in tensors.items() if name != missing)
     assert missing in str(refused.value)
+
+
+KINDS = {
+    "dense": "LlamaForCausalLM",
+    "experts": "Qwen3MoeForCausalLM",
+    "states": "JambaForCausalLM",
+    "latents": "DeepseekV3ForCausalLM",
+    "encoder and decoder": "T5ForConditionalGeneration",
+    "frames and decoder": "WhisperForConditionalGeneration",
+    "encoder": "BertModel",
+    "modules of transformers": "beam",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_a_tensor_too_many_or_too_few_is_refused_by_name(
+    kind: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint(KINDS[kind]), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    missing = sorted(name for name in tensors if "norm" not in name and "bias" not in name)[len(tensors) // 4]
+    changed = {
+        f"unexpected .*{STRAY}": {**tensors, STRAY: torch.zeros(2, 2)},
+        f"missing .*{missing}": {name: tensor for name, tensor in tensors.items() if name != missing},
+    }
+    for message, stored in changed.items():
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelError, match=message):
+            open_engine(folder)

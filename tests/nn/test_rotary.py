@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,20 @@ def test_frequencies_equal_transformers(kind: str, served: int) -> None:
     found, found_factor = inverse_frequencies(ModelFacts(config).rope(16), served)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert found_factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("older", "kind", "more"), [("su", "longrope", {}), ("mrope", "default", {"mrope_section": [2, 3, 3]})]
+)
+def test_older_names_and_sections_of_a_text_mean_the_same(older: str, kind: str, more: dict[str, Any]) -> None:
+    fields = VARIANTS.get(kind, {"rope_theta": 10000.0})
+    config = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 256}
+    # A token of a text is as far on in each of the sections, so they turn as one.
+    one, other = (
+        ModelFacts(SimpleNamespace(**config, rope_parameters={"rope_type": name, **fields, **given})).rope(16)
+        for name, given in ((older, more), (kind, {}))
+    )
+    assert one == other
 
 
 def test_table_holds_cosines_then_sines() -> None:

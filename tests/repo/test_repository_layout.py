@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tokenize
@@ -21,6 +22,8 @@ KERNEL = ("engine", "scheduler", "kv", "worker", "plugin", "config")
 KERNEL_BUDGET = 6000
 PROCESS_BUDGET = 300
 POOLING_BUDGET = 600
+MODELS_BUDGET = 6000
+LINES_PER_ARCHITECTURE = 40
 FILE_LIMIT = 500
 FORBIDDEN = re.compile(r"/(?:root|home|Users)/\w|index-url|\bTODO\b|\bFIXME\b|\bXXX\b|\bHACK\b")
 
@@ -54,6 +57,16 @@ def test_the_kernel_stays_small():
     assert counts.pop("process") < PROCESS_BUDGET
     assert counts.pop("pooling") < POOLING_BUDGET
     assert sum(counts.values()) < KERNEL_BUDGET, counts
+
+
+def test_an_architecture_is_a_page_of_facts():
+    folder = ROOT / "builtin_plugins" / "models"
+    lengths = {path: len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
+    assert sum(lengths.values()) < MODELS_BUDGET
+    # A file's lines are those of the architectures it returns; a family is a row of calls of `Entry` in one list.
+    counts = {path: len(re.findall(r"\bEntry\(", path.read_text())) for path in lengths}
+    shares = [lengths[path] / count for path, count in counts.items() for _ in range(count)]
+    assert statistics.median(shares) <= LINES_PER_ARCHITECTURE
 
 
 def test_no_file_of_the_packages_is_long():
