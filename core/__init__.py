@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from core.cli.memory_plan import MemoryPlan, memory_plan
     from core.engine.async_llm import AsyncLLM
     from core.engine.llm import LLM
-    from core.pooling.outputs import (
+    from core.pooling_outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
         PoolingRequestOutput,
@@ -28,14 +28,14 @@ _HOMES = {
     "LLM": "core.engine.llm",
     "MemoryPlan": "core.cli.memory_plan",
     "CompletionOutput": "core.types",
-    "ClassificationRequestOutput": "core.pooling.outputs",
-    "EmbeddingRequestOutput": "core.pooling.outputs",
+    "ClassificationRequestOutput": "core.pooling_outputs",
+    "EmbeddingRequestOutput": "core.pooling_outputs",
     "PoolingParams": "core.pooling_types",
-    "PoolingRequestOutput": "core.pooling.outputs",
+    "PoolingRequestOutput": "core.pooling_outputs",
     "RequestOutput": "core.types",
     "RequestOutputKind": "core.types",
     "SamplingParams": "core.types",
-    "ScoringRequestOutput": "core.pooling.outputs",
+    "ScoringRequestOutput": "core.pooling_outputs",
     "StructuredOutputsParams": "core.structured",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",

@@ -12,6 +12,12 @@ def engine_executors() -> list[Entry]:
 
 
 @hookimpl
+def engine_runners() -> list[Entry]:
+    """Give the runner of models that make tokens."""
+    return [Entry("generate", "core.generate:Generate", "tokens that follow a prompt")]
+
+
+@hookimpl
 def engine_quant_methods() -> list[Entry]:
     """Give the method of weights that are not quantized."""
     return [Entry("none", "core.nn.linear:PlainWeights", "weights as the checkpoint stores them")]

@@ -70,6 +70,12 @@ def engine_logits_processors() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_runners() -> Sequence[Entry]:
+    """What models are run for (`--runner`). Contract: `core.contracts.Runner`."""
+    raise NotImplementedError
+
+
+@hookspec
 def engine_poolers() -> Sequence[Entry]:
     """What of a prompt's hidden states stands for it (`--pooler-config`). Contract: `core.contracts.Pooler`."""
     raise NotImplementedError

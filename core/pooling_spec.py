@@ -39,7 +39,7 @@ class DenseSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingSpec:
     """From hidden states to what a request gets. An architecture states what its checkpoint was made for; what was left
-    open, and what files beside it and the user say otherwise, is settled in `core.pooling.settle`.
+    open, and what files beside it and the user say otherwise, is settled by the runner `pooling`.
     """
 
     task: Literal["embed", "classify"] = "embed"

@@ -23,7 +23,7 @@ from core.nn.decoder import Decoder
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.ops.table import OpTable
 from core.step import WorkerInfo
-from core.worker.loading import PLAIN, read_spec
+from core.worker.loading import PLAIN, read_model
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -153,7 +153,7 @@ def _build(
 ) -> Model:
     """Return one rank's model without memory. Nothing computes with it: attention and ops are not looked at."""
     length = min(context_length(config), TABLE_POSITIONS)
-    spec = read_spec(config, source, registry)
+    spec, _ = read_model(config, source, registry)
     quant = registry.choose("quant_methods", config.model.quantization or source.quantization or PLAIN)
     attention: Any = None
     context = BuildContext(

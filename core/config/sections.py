@@ -25,12 +25,8 @@ class ModelConfig:
     """Local folder, hub id, or a name that a plugin knows; default: the model a plugin brings for it."""
     served_model_name: list[str] | None = None
     """Names the API answers to; the first is shown. Default: the model as given."""
-    runner: Literal["auto", "generate", "pooling"] = "auto"
-    """Generate tokens, or embed, classify and score prompts; auto: what the model was made for."""
-    convert: Literal["auto", "none", "embed", "classify", "reward"] = "auto"
-    """What a model that generates tokens is pooled for; auto: what its architecture's name or its files say."""
-    pooler_config: dict[str, Any] | None = None
-    """How hidden states are pooled, as JSON; laid over what the model's files say."""
+    runner: str = "auto"
+    """What the model is run for: generate tokens, or pooling (embed, classify, score); auto: what it was made for."""
     tokenizer: str | None = None
     """Folder or hub id of the tokenizer; default: the model's."""
     tokenizer_mode: str = "auto"

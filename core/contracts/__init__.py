@@ -19,6 +19,7 @@ from core.contracts.models import (
 )
 from core.contracts.platforms import Executor, Platform
 from core.contracts.pooling import Pooler
+from core.contracts.runners import Calls, Runner, RunnerBatch, Stage, StageParts, StepRows
 from core.contracts.sampling import AdmissionExtension, LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import (
@@ -43,6 +44,7 @@ __all__ = [
     "AttentionInputs",
     "AttentionParams",
     "BuildContext",
+    "Calls",
     "ChatRenderer",
     "Command",
     "Executor",
@@ -67,6 +69,8 @@ __all__ = [
     "ReasoningFormat",
     "RequestStats",
     "RouteGroup",
+    "Runner",
+    "RunnerBatch",
     "RunnerExtension",
     "SampleRows",
     "SamplerContext",
@@ -74,6 +78,9 @@ __all__ = [
     "SchedulingPolicy",
     "Server",
     "ServerActivity",
+    "Stage",
+    "StageParts",
+    "StepRows",
     "StepStats",
     "TokenStats",
     "Tokenizer",

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from core.contracts import AdmissionExtension, LogitsProcessor, Tokenizer
 from core.errors import InvalidRequest
+from core.generate import generating
 from core.plugin_args import check_extra_args
-from core.pooling.requests import as_sampling
-from core.pooling_types import PoolingInfo, PoolingParams
+from core.pooling_types import PoolingParams
 from core.sampling import unserved_params
 from core.step import EncoderInput, EngineRequest
 from core.types import SamplingParams
 
 MASK: Final = 2**64 - 1
+Read = Callable[[Any], tuple[PoolingParams | None, SamplingParams]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,13 @@ class ModelLimits:
     max_model_len: int
     max_logprobs: int
     eos_token_ids: tuple[int, ...]
-    pooling: PoolingInfo | None = None
-    """What a pooling model can do; None: it generates."""
+    generates: bool = True
+    """A token follows each prompt at least."""
 
     @property
     def max_prompt_len(self) -> int:
-        """Longest prompt; one token is generated at least, unless it is pooled."""
-        return self.max_model_len - (self.pooling is None)
+        """Longest prompt."""
+        return self.max_model_len - self.generates
 
 
 def mix_seed(seed: int, salt: int) -> int:
@@ -57,13 +58,16 @@ class Admission:
         processors: Iterable[type[LogitsProcessor]],
         seed: int,
         extensions: Sequence[AdmissionExtension] = (),
+        read: Read = generating,
     ) -> None:
+        """`read` makes the parameters of requests complete."""
         self.limits = limits
         self._tokenizer = tokenizer
         self._processors = tuple(processors)
         self._validators = tuple(p.validate for p in self._processors if hasattr(p, "validate"))
         self._preparations = tuple(p.prepare for p in self._processors if hasattr(p, "prepare"))
         self._extensions = tuple(extensions)
+        self._read = read
         self._seed = seed
         self._num_admitted = 0
 
@@ -85,7 +89,7 @@ class Admission:
         """Return one engine request per sequence. Raises `InvalidRequest` naming the field and the limit."""
         if not isinstance(request_id, str):
             raise InvalidRequest("request_id", f"must be a text, not {request_id!r}.")
-        pooling, sampling = as_sampling(self.limits.pooling, params)
+        pooling, sampling = self._read(params)
         if type(priority) is not int:
             raise InvalidRequest("priority", f"must be an integer, not {priority!r}.")
         if sampling.bad_words_token_ids:
@@ -147,7 +151,7 @@ class Admission:
             raise InvalidRequest(
                 "prompt",
                 f"has {len(prompt)} tokens, but the context holds {self.limits.max_model_len}"
-                f"{' with at least one to generate' if self.limits.pooling is None else ''}. "
+                f"{' with at least one to generate' if self.limits.generates else ''}. "
                 "Shorten it, or set truncate_prompt_tokens.",
             )
         vocab = self.limits.vocab_size

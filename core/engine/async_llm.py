@@ -16,8 +16,7 @@ from core.engine.mailbox import Mailbox
 from core.engine.output import OutputProcessor
 from core.engine.sinks import Meter
 from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
-from core.pooling.calls import pooled_output
-from core.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from core.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from core.pooling_types import PoolingParams
 from core.step import EngineRequest, RequestDelta, StepNews
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
@@ -175,10 +174,10 @@ class AsyncLLM:
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, *, prompt_name: str | None = None
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
         """Pool one prompt, or a pair of texts; yields one output. Raises as `generate`, and `RequestFailed`."""
-        make = self._front.pooling_prompts.ready
+        make = self._front.runner.calls(self._front, None).ready
         ready, params = await asyncio.to_thread(make, prompt, pooling_params, prompt_name)
         async for output in self.generate(ready, params, request_id):
-            yield pooled_output(output)
+            yield PoolingRequestOutput.of(output)
 
     def _follow(self, request_id: str, prompt: Prompt, requests: Sequence[EngineRequest]) -> Mailbox:
         if request_id in self._outputs:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.config.build import config_from_kwargs, plugins_from_kwargs
@@ -21,12 +22,11 @@ from core.engine.sinks import Guarded, Sinks
 from core.errors import ConfigError
 from core.plugin import Registry, load_named, load_plan, make_plan
 from core.plugin_args import logits_processors
-from core.pooling.prompts import PoolingPrompts
 from core.prompts import Prompt
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import ChatRenderer, ModelSource
+    from core.contracts import ChatRenderer, ModelSource, Runner
     from core.engine.core import EngineCore
     from core.engine.supervised import Supervised
     from core.pooling_types import PoolingParams
@@ -44,6 +44,7 @@ class Front:
     renderer: Renderer
     admission: Admission
     info: WorkerInfo
+    runner: Runner
 
     def admit(
         self,
@@ -58,11 +59,6 @@ class Front:
         return self.admission.admit(
             request_id, prompt.token_ids, sampling, arrival_s=now_s, priority=priority, cache_salt=salt, encoder=read
         )
-
-    @property
-    def pooling_prompts(self) -> PoolingPrompts:
-        """What makes prompts of pooling requests."""
-        return PoolingPrompts(self.renderer, self.source.sentence, self.admission.limits.max_prompt_len)
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
@@ -135,11 +131,13 @@ def make_front(
     if not eos and tokenizer is not None and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
     renderer.encoder = info.encoder
-    limits = ModelLimits(info.vocab_size, context_length(config), config.model.max_logprobs, eos, info.pooling)
+    runner: Runner = load(registry, "runners", config.model.runner)(registry)
+    limits = ModelLimits(info.vocab_size, context_length(config), config.model.max_logprobs, eos, runner.generates)
     processors = [registry.load(registered) for registered in logits_processors(config, registry)]
     extensions = registry.admission_extensions(config)
-    admission = Admission(limits, tokenizer, processors, config.model.seed, extensions)
-    return Front(config, registry, source, renderer, admission, info)
+    read = partial(runner.admit, info.pooling)
+    admission = Admission(limits, tokenizer, processors, config.model.seed, extensions, read)
+    return Front(config, registry, source, renderer, admission, info, runner)
 
 
 def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> Renderer:

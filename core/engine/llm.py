@@ -9,14 +9,13 @@ from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 from core.config import EngineConfig
-from core.contracts import Tokenizer
+from core.contracts import Calls, Tokenizer
 from core.engine.front import load_from_kwargs, open_here
 from core.engine.interrupts import Interrupts
 from core.engine.output import OutputProcessor
 from core.errors import InvalidRequest
 from core.plugin import Registry
-from core.pooling import outputs as pooled
-from core.pooling.calls import Calls
+from core.pooling_calls import PoolingCalls
 from core.pooling_types import PoolingParams
 from core.prompts import Prompt
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
@@ -28,7 +27,7 @@ WAKE_S = 0.1
 """Longest wait for a parked request in one `step`, so that Ctrl-C is noticed."""
 
 
-class LLM:
+class LLM(PoolingCalls):
     """Offline inference; keywords and methods as in vLLM.
 
     Every configuration field and every plugin's option is a keyword. Not safe to call from several threads.
@@ -57,7 +56,6 @@ class LLM:
         """The configuration in force, every automatic value decided."""
         self._outputs = OutputProcessor(self._front.renderer.tokenizer)
         self._ids = itertools.count()
-        self._pooling = Calls(self._front.pooling_prompts, self._front.info.pooling, self._run)
 
     # --- generation
 
@@ -103,31 +101,8 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return [self._front.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
 
-    # --- pooling: parameters and options of these are in `core.pooling.calls`
-
-    def encode(
-        self, prompts: Any, *params: Any, **options: Any
-    ) -> list[pooled.PoolingRequestOutput[pooled.PoolingOutput]]:
-        """Return tensors for prompts: what the model was made for, or `pooling_task`."""
-        return self._pooling.encode(prompts, *params, **options)
-
-    def embed(self, prompts: Any, *params: Any, **options: Any) -> list[pooled.EmbeddingRequestOutput]:
-        """Return one embedding for each prompt."""
-        return self._pooling.embed(prompts, *params, **options)
-
-    def classify(self, prompts: Any, *params: Any, **options: Any) -> list[pooled.ClassificationRequestOutput]:
-        """Return the probabilities of the labels for each prompt."""
-        return self._pooling.classify(prompts, *params, **options)
-
-    def reward(
-        self, prompts: Any, *params: Any, **options: Any
-    ) -> list[pooled.PoolingRequestOutput[pooled.PoolingOutput]]:
-        """Return the scores of each prompt's tokens, or of its steps where the model knows steps."""
-        return self._pooling.reward(prompts, *params, **options)
-
-    def score(self, data_1: Any, data_2: Any, **options: Any) -> list[pooled.ScoringRequestOutput]:
-        """Return how near each pair is: as a cross-encoder says, else the cosine of their embeddings."""
-        return self._pooling.score(data_1, data_2, **options)
+    def _calls(self) -> Calls:
+        return self._front.runner.calls(self._front, self._run)
 
     def _run(
         self,

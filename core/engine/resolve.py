@@ -14,7 +14,6 @@ from core.config import EngineConfig
 from core.contracts import ModelSource, Platform
 from core.errors import ConfigError, ModelError, did_you_mean
 from core.plugin import Registry
-from core.pooling.settle import fit
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +38,13 @@ def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resol
 
     Raises `ModelError` when nobody knows the model and `ConfigError` for settings that exclude each other.
     """
-    from core.worker.loading import read_spec  # lazy: torch is slow to import
+    from core.worker.loading import read_model  # lazy: torch is slow to import
 
     source = find_model(config, registry)
-    spec = read_spec(config, source, registry)
+    spec, runner = read_model(config, source, registry)
     _check_split(config, spec, source)
-    config = fit(config, spec)
+    config = replace(config, model=replace(config.model, runner=runner.entry.name))
+    config = registry.load(runner)(registry).fit(config, spec)
     positions = getattr(spec, "learned_positions", 0) or source.max_model_len
     source = replace(source, max_model_len=min(positions, source.max_model_len))
     platform = _pick_platform(config, registry)

@@ -1,4 +1,4 @@
-"""What comes behind a pooler: small products, and the last function. Computed in float32, on every rank."""
+"""What comes behind a pooler: small products. Computed in float32, on every rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import nn
 
 from core.nn.weights import WeightMap, empty_parameter, place
 from core.ops.reference import gelu_tanh, layer_norm, rms_norm
-from core.pooling_types import PER_TOKEN, PoolingParams
 
 if TYPE_CHECKING:
     from core.model_spec import NormSpec
-    from core.pooling_spec import DenseSpec, Last, PoolingSpec
+    from core.pooling_spec import DenseSpec, PoolingSpec
 
 ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "": lambda x: x,
@@ -77,32 +76,3 @@ class Dense(nn.Module):
             else:
                 out = rms_norm(out, self.norm_weight, self._norm.eps, self._norm.offset)
         return x + out if self._residual else out
-
-
-def finish(numbers: torch.Tensor, spec: PoolingSpec, params: PoolingParams) -> torch.Tensor:
-    """Return what a request gets of the numbers [m, size] behind all layers; [size] where it asked for one vector."""
-    columns = params.returned_token_ids or spec.returned_token_ids
-    if spec.task == "embed":
-        size = params.dimensions or spec.dimensions
-        numbers = numbers if size is None else numbers[:, :size]
-    elif columns:
-        numbers = numbers[:, list(columns)]
-    if spec.mean or spec.sigma != 1.0:
-        numbers = (numbers - spec.mean) / spec.sigma
-    last = spec.last or default_last(spec, numbers.shape[-1])
-    if params.use_activation is not None:
-        last = (
-            "none" if not params.use_activation else default_last(spec, numbers.shape[-1]) if last == "none" else last
-        )
-    if last == "normalize":
-        numbers = F.normalize(numbers, dim=-1)
-    elif last != "none":
-        numbers = numbers.softmax(-1) if last == "softmax" else numbers.sigmoid()
-    return numbers if params.task in PER_TOKEN else numbers[0]
-
-
-def default_last(spec: PoolingSpec, size: int) -> Last:
-    """Return what is done at the end where nobody says."""
-    if spec.task == "embed":
-        return "normalize"
-    return "softmax" if size > 1 else "sigmoid"

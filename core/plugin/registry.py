@@ -142,6 +142,13 @@ class Registry:
                 found = getattr(found, name)
         return found
 
+    def make(self, registered: Registered, *arguments: Any) -> tuple[Any, Callable[[Exception, str | None], str]]:
+        """Construct what an entry stands for; return it, and what says of an error in a request that it is to blame."""
+        target = self.load(registered)
+        with self.blame(registered):
+            made = target(*arguments)
+        return made, lambda error, request: self.blame(registered, request).explain(error)
+
     def blame(self, registered: Registered, request: str | None = None) -> Blame:
         """Return a context manager (or decorator) that gives this entry's plugin the blame for what is raised in it."""
         return self.hooks.blame(registered.plugin, f"failed in entry {registered.label}", request)

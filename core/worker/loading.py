@@ -24,7 +24,6 @@ from core.nn.decoder import Decoder
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.ops.table import OpTable
 from core.plugin import Registered, Registry
-from core.pooling.settle import known_as, settle
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ def load_model(
     anything the checkpoint is to blame for.
     """
     started = time.monotonic()
-    spec = read_spec(config, source, registry)
+    spec, _ = read_model(config, source, registry)
     with _as_block(source):
         known = {**(facts or {}), "device": device, "dtype": str(dtype).removeprefix("torch.")}
         context = BuildContext(
@@ -76,8 +75,10 @@ def load_model(
     return model
 
 
-def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> DecoderSpec | ModuleSpec:
-    """Return what the source's model is, made for the context length that is served.
+def read_model(
+    config: EngineConfig, source: ModelSource, registry: Registry
+) -> tuple[DecoderSpec | ModuleSpec, Registered]:
+    """Return what the source's model is, made for the context length that is served, and the runner that takes it.
 
     Reads no weight. Raises `ModelError` with one block for a config that cannot be served.
     """
@@ -91,7 +92,7 @@ def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> 
             if ANY not in chosen.entry.gives or chosen.entry.name == config.model.model_impl:
                 raise
             raise ModelError(f"{_unknown(source, registry)} {chosen.entry.name}, for any other: {error}") from error
-        spec: Any = settle(found, config, source, registry)
+        spec, runner = _settle(found, config, source, registry)
         served = config.model.max_model_len
         if hasattr(spec, "max_positions") and served is not None and served > 0:
             if 0 < spec.learned_positions < served:
@@ -100,8 +101,28 @@ def read_spec(config: EngineConfig, source: ModelSource, registry: Registry) -> 
                     "lower it."
                 )
             spec = replace(spec, max_positions=served)
-        settled: DecoderSpec | ModuleSpec = spec
-        return settled
+        return spec, runner
+
+
+def _settle(
+    found: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource, registry: Registry
+) -> tuple[Any, Registered]:
+    """Return the model as the first runner takes it, by priority, that does."""
+    if config.model.runner != "auto":
+        registry.choose("runners", config.model.runner)  # which names what there is
+    for registered, runner in _runners(registry):
+        with registry.blame(registered):
+            spec = runner.settle(found, config, source)
+        if spec is not None:
+            return spec, registered
+    raise ModelError(f"no loaded runner takes it (--runner {config.model.runner}).")
+
+
+def _runners(registry: Registry) -> Iterator[tuple[Registered, Any]]:
+    """Yield the runners that can be used here, by priority."""
+    for candidate in registry.rank("runners"):
+        if not candidate.reason:
+            yield candidate.registered, registry.load(candidate.registered, probe=True)(registry)
 
 
 def _architecture(config: EngineConfig, source: ModelSource, registry: Registry) -> Registered:
@@ -109,7 +130,8 @@ def _architecture(config: EngineConfig, source: ModelSource, registry: Registry)
     entries = {registered.entry.name: registered for registered in registry.entries("models")}
     general = sorted((r for r in entries.values() if ANY in r.entry.gives), key=lambda r: -r.entry.priority)
     wanted = config.model.model_impl
-    own = entries.get(known_as(source.architecture, entries))
+    others = (name for _, runner in _runners(registry) for name in runner.aliases(source.architecture))
+    own = next((entries[name] for name in (source.architecture, *others) if name in entries), None)
     if wanted in (r.entry.name for r in general):
         return entries[wanted]
     if wanted not in NATIVE and wanted != "auto":

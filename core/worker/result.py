@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from core.pooling.stage import to_host
+from core.pooling_types import Pooled
 from core.step import Logprobs, StepResult
 
 NON_FINITE = "the model produced non-finite numbers for this request"
@@ -96,5 +96,6 @@ class PendingResult:
         prompt: dict[int, list[Logprobs]] = {}
         for row, gathered in self.prompt_logprobs:
             prompt.setdefault(row, []).extend(to_lists(gathered))
-        pooled = to_host(self.pooled, errors)
+        kept = {row: numbers.numpy(force=True) for row, numbers in self.pooled.items() if row not in errors}
+        pooled = {row: Pooled(numbers.tobytes(), numbers.shape) for row, numbers in kept.items()}
         return StepResult(self.step, self.rows, tokens, logprobs, prompt, errors, self.payloads, accepted, pooled)

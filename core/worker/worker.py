@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from core.config import EngineConfig
-from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, PoolingModel, SamplerContext
+from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, Runner, Stage, StageParts
 from core.errors import EngineError
 from core.kv_spec import KVLayout, RecurrentState
 from core.latent_spec import LatentAttentionSpec
@@ -17,17 +17,11 @@ from core.model_spec import DecoderSpec
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.nn.state import LayerCache, prepare, state_views
 from core.plugin import Registered, Registry
-from core.plugin_args import logits_processors
-from core.pooling.settle import info
-from core.pooling.stage import PoolingStage
-from core.pooling_spec import PoolingSpec
 from core.step import StepPlan, WorkerInfo
 from core.worker.batch import Batch, StepInputs
 from core.worker.extensions import Extensions
-from core.worker.loading import load_model, read_spec
-from core.worker.processors import Active, Explain, Processors
+from core.worker.loading import load_model, read_model
 from core.worker.result import PendingResult
-from core.worker.stage import SamplingStage
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +48,15 @@ class Worker:
         self._platform: Platform
         self._device = "cpu"
         self._batch: Batch
-        self._stage: SamplingStage | PoolingStage
+        self._runner: Runner
+        self._stage: Stage
         self._extensions = Extensions(registry.runner_extensions(config))
 
     def start(self) -> WorkerInfo:
         """Build and fill the model. Raises `ModelError` or `ConfigError` with one clear block."""
         registry, config = self._registry, self._config
-        self._spec = read_spec(config, self._source, registry)
+        self._spec, chosen_runner = read_model(config, self._source, registry)
+        self._runner, _ = registry.make(chosen_runner, registry)
         chosen_platform = registry.choose("platforms", config.device.device)
         platform: Platform = registry.load(chosen_platform)()
         self._platform = platform
@@ -89,7 +85,7 @@ class Worker:
             vocab_size=self._model.vocab_size,
             weight_bytes=weight_bytes,
             device=self._device,
-            pooling=info(self._spec, registry),
+            pooling=self._runner.info(self._spec),
             encoder=getattr(self._model, "encoder_facts", None),
         )
 
@@ -109,26 +105,11 @@ class Worker:
         max_num_seqs = self._config.scheduler.max_num_seqs or 1
         max_model_len = self._config.model.max_model_len or 1
         self._batch = Batch(max_num_seqs, max_model_len, layout, self._device)
-        pooling: PoolingSpec | None = getattr(self._spec, "pooling", None)
-        if pooling is not None:
-            chosen = (self._registry.choose("poolers", name) for name in (pooling.pooler, pooling.token_pooler))
-            poolers = [self._make(registered) for registered in chosen]
-            self._stage = PoolingStage(cast(PoolingModel, self._model), self._batch, pooling, poolers, PendingResult)
-            return
-        context = SamplerContext(self._model.vocab_size, max_num_seqs, max_model_len, self._device)
-        entries = logits_processors(self._config, self._registry) if self._pipeline.is_last else ()
-        processors = Processors([Active(*self._make(registered, context)) for registered in entries])
-        self._stage = SamplingStage(
-            self._model, self._batch, processors, self._extensions, self._config.model.logprobs_mode
+        batch, extensions, is_last = self._batch, self._extensions, self._pipeline.is_last
+        parts = StageParts(
+            self._config, self._spec, self._model, batch, extensions, is_last, self._device, PendingResult
         )
-
-    def _make(self, registered: Registered, *arguments: SamplerContext) -> tuple[Any, Explain]:
-        """Construct what a plugin's entry stands for; return it and how to say that it is to blame."""
-        registry = self._registry
-        made = registry.load(registered)
-        with registry.blame(registered):
-            plugged = made(*arguments)
-        return plugged, lambda error, request: registry.blame(registered, request).explain(error)
+        self._stage = self._runner.stage(parts)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingResult:

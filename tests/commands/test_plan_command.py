@@ -28,7 +28,7 @@ from core.step import WorkerInfo
 from core.testing.checkpoints import TINY, make_checkpoint
 from core.testing.one_sequence import plain_context
 from core.worker import Worker
-from core.worker.loading import read_spec
+from core.worker.loading import read_model
 
 torch.set_num_threads(1)
 
@@ -110,7 +110,7 @@ def write_sparse_checkpoint(folder: Path, stated: dict[str, Any], registry: Regi
     (folder / "config.json").write_text(json.dumps(stated))
     config = configure(registry, folder, max_model_len=64)
     source = find_model(config, registry)
-    spec = read_spec(config, source, registry)
+    spec, _ = read_model(config, source, registry)
     assert isinstance(spec, DecoderSpec)
     header: dict[str, Any] = {}
     end = 0

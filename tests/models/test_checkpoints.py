@@ -21,7 +21,7 @@ from core.nn.parallel import ParallelGroup, Pipeline
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import OneSequenceAttention, Session
-from core.worker.loading import load_model, read_spec
+from core.worker.loading import load_model, read_model
 
 Open = Callable[..., Any]
 
@@ -311,4 +311,4 @@ def test_facts_are_refused_with_the_same_block_before_anything_is_built(folder: 
     source = registry.find_model(str(folder), settings)
     assert source is not None
     with pytest.raises(ModelError, match=r"cannot serve .*\n  no loaded plugin knows the architecture 'Nobody'"):
-        read_spec(settings, source, registry)
+        read_model(settings, source, registry)

@@ -15,7 +15,7 @@ from core.config.sections import ModelConfig
 from core.errors import ModelError
 from core.model_spec import DecoderSpec
 from core.plugin.registry import Registry
-from core.worker.loading import read_spec
+from core.worker.loading import read_model
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def read(tmp_path: Path, registry: Registry, checkpoint: Callable[[str], Path]) 
         settings = EngineConfig(ModelConfig(str(tmp_path), model_impl=model_impl))
         source = registry.find_model(str(tmp_path), settings)
         assert source is not None
-        return read_spec(settings, source, registry)
+        return read_model(settings, source, registry)[0]
 
     return facts
 

@@ -14,7 +14,7 @@ from core.config.sections import ModelConfig
 from core.model_spec import DecoderSpec, MoeSpec
 from core.plugin.registry import Registry
 from core.rope_spec import Llama3Scaling, LongScaling
-from core.worker.loading import read_spec
+from core.worker.loading import read_model
 
 
 class Facts(NamedTuple):
@@ -178,7 +178,7 @@ def spec_of_published(config: dict[str, Any], folder: Path, registry: Registry) 
     settings = EngineConfig(ModelConfig(str(folder)))
     source = registry.find_model(str(folder), settings)
     assert source is not None
-    spec = read_spec(settings, source, registry)
+    spec, _ = read_model(settings, source, registry)
     assert isinstance(spec, DecoderSpec)
     return source, spec
 

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from core.errors import InvalidRequest, did_you_mean
-from core.pooling_spec import SentenceFacts
-from core.pooling_types import PoolingParams
-
-if TYPE_CHECKING:
-    from core.engine.rendering import Renderer
-    from core.prompts import Prompt
+from core.api import InvalidRequest, PoolingParams, SentenceFacts, did_you_mean
 
 NO_FACTS: Final = SentenceFacts()
 
@@ -19,17 +13,17 @@ NO_FACTS: Final = SentenceFacts()
 class PoolingPrompts:
     """Knows the renderer, the model's named prompts and the context."""
 
-    def __init__(self, renderer: Renderer, sentence: SentenceFacts | None, max_tokens: int) -> None:
+    def __init__(self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int) -> None:
         self._renderer, self._facts, self._max_tokens = renderer, sentence or NO_FACTS, max_tokens
 
-    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> tuple[Prompt, PoolingParams]:
+    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> tuple[Any, PoolingParams]:
         """Return what runs for a prompt, or for a pair of texts where it is a tuple."""
         if isinstance(prompt, tuple):
             first, second = prompt
             return self.pair(first, second, params)
         return self.one(prompt, params, name), params
 
-    def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> Prompt:
+    def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> Any:
         """Return the token ids of a prompt in any form, the text of prompt `name` put before it.
 
         Truncation keeps the beginning, and the special tokens at the end of a text.
@@ -46,7 +40,7 @@ class PoolingPrompts:
         keep = self._keep(params)
         return ready if keep is None else type(ready)(ready.token_ids[:keep], ready.text, ready.cache_salt)
 
-    def pair(self, first: str, second: str, params: PoolingParams) -> tuple[Prompt, PoolingParams]:
+    def pair(self, first: str, second: str, params: PoolingParams) -> tuple[Any, PoolingParams]:
         """Return two texts as one prompt, and the parameters that say where the second begins."""
         for text in (first, second):
             if not isinstance(text, str):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from core.errors import RequestFailed
 from core.pooling_types import Pooled
 
 if TYPE_CHECKING:
@@ -76,8 +77,10 @@ class PoolingRequestOutput(Generic[Out]):
 
     @classmethod
     def of(cls, output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
-        """Return what the engine's own output says."""
-        assert output.pooled is not None, "the request failed"
+        """Return what the engine's own output says. Raises `RequestFailed` with what went wrong."""
+        if output.pooled is None:
+            why = output.error or "it was ended before it was computed"
+            raise RequestFailed(f"request {output.request_id}: {why}.")
         ids, cached = output.prompt_token_ids or [], output.num_cached_tokens or 0
         return PoolingRequestOutput(output.request_id, PoolingOutput(output.pooled), ids, cached)
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from core.contracts import Pooler, PoolingModel
-from core.nn.pooling import finish
-from core.pooling_spec import PoolingSpec
-from core.pooling_types import PER_TOKEN, Pooled
-from core.step import NewRow, StepPlan
+from builtin_plugins.runners.pooling.finish import finish
+from core.api import PER_TOKEN, NewRow, Pooler, PoolingSpec, StageParts, StepPlan, StepRows
 
-if TYPE_CHECKING:
-    from core.worker.batch import Batch, StepInputs
-    from core.worker.processors import Explain
-    from core.worker.result import PendingResult
+Explain = Callable[[Exception, str | None], str]
 
 
 class PoolingStage:
     """Keeps what earlier chunks of a prompt gave, where its pooler needs all of it. Reads no device value back."""
 
-    def __init__(
-        self,
-        model: PoolingModel,
-        batch: Batch,
-        spec: PoolingSpec,
-        poolers: Sequence[tuple[Pooler, Explain]],
-        result: type[PendingResult],
-    ) -> None:
-        """`poolers`: the one for the prompt as a whole, and the one for each token; `result` makes results."""
-        self._model, self._batch, self._spec, self._poolers = model, batch, spec, poolers
-        self._result = result
+    def __init__(self, parts: StageParts, poolers: Sequence[tuple[Pooler, Explain]]) -> None:
+        """`poolers`: the one for the prompt as a whole, and the one for each token."""
+        self._model: Any = parts.model
+        self._spec: PoolingSpec = parts.spec.pooling
+        self._batch, self._result, self._poolers = parts.batch, parts.result, poolers
         self._held: dict[int, list[torch.Tensor]] = {}
 
     def added(self, new: NewRow) -> None:
@@ -44,7 +32,7 @@ class PoolingStage:
         """A request has left its row."""
         self._held.pop(row, None)
 
-    def token_types(self, inputs: StepInputs) -> torch.Tensor | None:
+    def token_types(self, inputs: StepRows) -> torch.Tensor | None:
         """Return which text of its pair each token of the step belongs to; None where there are no pairs."""
         starts = [request.pooling.pair_start for request in map(self._request, inputs.rows) if request.pooling]
         if all(start < 0 for start in starts):
@@ -54,7 +42,7 @@ class PoolingStage:
         behind = first.repeat_interleave(counts).to(inputs.positions.device, non_blocking=True)
         return (inputs.positions >= behind).long()
 
-    def run(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, str]) -> PendingResult:
+    def run(self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]) -> Any:
         """Pool the prompts that end in this step, and keep what is needed of the others."""
         pending = self._result(step=plan.step, errors=errors, rows=[inputs.rows[i] for i in inputs.samples])
         found: dict[int, torch.Tensor] = {}
@@ -74,10 +62,10 @@ class PoolingStage:
         self._finish(pending, found)
         return pending
 
-    def take(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
+    def take(self, inputs: StepRows, tokens: torch.Tensor) -> None:
         """No token was made on another stage either."""
 
-    def _finish(self, pending: PendingResult, found: Mapping[int, torch.Tensor]) -> None:
+    def _finish(self, pending: Any, found: Mapping[int, torch.Tensor]) -> None:
         device, sizes = self._batch.token_ids.device, [len(vectors) for vectors in found.values()]
         pending.tokens = torch.zeros(len(pending.rows), dtype=torch.int64, device=device)
         pending.finite = pending.possible = torch.ones(len(pending.rows), dtype=torch.bool, device=device)
@@ -95,12 +83,3 @@ class PoolingStage:
         request = self._batch.requests[row]
         assert request is not None, f"row {row} computes without a request"
         return request
-
-
-def to_host(pooled: Mapping[int, torch.Tensor], errors: Collection[int]) -> dict[int, Pooled]:
-    """Copy what rows without errors get to the host, as plain data."""
-    return {
-        row: Pooled(values.numpy(force=True).tobytes(), tuple(values.shape))
-        for row, values in pooled.items()
-        if row not in errors
-    }

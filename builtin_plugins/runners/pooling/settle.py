@@ -5,21 +5,24 @@ The later of these wins. Knows facts and names; knows no torch, no request and n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from core.config import EngineConfig
-from core.errors import ConfigError, ModelError, did_you_mean
-from core.model_facts import ModelFacts
-from core.model_spec import DecoderSpec
-from core.pooling_spec import DenseSpec, Last, PoolingSpec
-from core.pooling_types import PoolingInfo
+from core.api import (
+    ConfigError,
+    DecoderSpec,
+    DenseSpec,
+    EngineConfig,
+    ModelError,
+    ModelFacts,
+    PoolingInfo,
+    PoolingSpec,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
-    from core.contracts import ModelSource, ModuleSpec
-    from core.plugin import Registry
-    from core.weight_names import WeightNames
+    from core.api import ModelSource, ModuleSpec, WeightNames
 
 GENERATING: Final = ("ForCausalLM", "LMHeadModel")
 _SUFFIXES: Final[Mapping[str, PoolingSpec]] = {
@@ -50,31 +53,28 @@ _KEYS: Final = (
 )
 
 
-def known_as(architecture: str, known: Collection[str]) -> str:
-    """Return the architecture that is known and has the same layers: itself, or the one that generates."""
-    if architecture not in known:
-        for suffix in _SUFFIXES:
-            if architecture.endswith(suffix):
-                stem = architecture.removesuffix(suffix)
-                return next((stem + ending for ending in GENERATING if stem + ending in known), architecture)
-    return architecture
+def aliases(architecture: str) -> list[str]:
+    """Return the architectures that generate with the same layers."""
+    suffix = next((suffix for suffix in _SUFFIXES if architecture.endswith(suffix)), None)
+    return [] if suffix is None else [architecture.removesuffix(suffix) + ending for ending in GENERATING]
 
 
 def settle(
-    spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource, registry: Registry
-) -> DecoderSpec | ModuleSpec:
-    """Return the spec with its pooling decided; None there where the model generates.
+    spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource, registry: Any
+) -> DecoderSpec | ModuleSpec | None:
+    """Return the spec with its pooling decided; None where the model generates.
 
     Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that contradict each other.
     """
     model, name = config.model, source.architecture
     stated: PoolingSpec | None = getattr(spec, "pooling", None)
     by_name = None if name in {r.entry.name for r in registry.entries("models")} else _by_name(name)
-    wanted = _CONVERTED.get(model.convert)
+    convert = config.options.get("convert", "auto")
+    wanted = _CONVERTED.get(convert)
     _check_wishes(config, name, stated, by_name)
-    pools = stated or (model.convert != "none" and (wanted or by_name or source.sentence))
-    if model.runner == "generate" or (model.runner == "auto" and not pools):
-        return spec
+    pools = stated or (convert != "none" and (wanted or by_name or source.sentence))
+    if model.runner not in ("auto", "pooling") or (model.runner == "auto" and not pools):
+        return None
     if stated is None and not isinstance(spec, DecoderSpec) and not hasattr(spec, "pooling"):
         raise ConfigError(f"--runner pooling: the architecture {name!r} does not say how it is pooled; leave it out.")
     chosen = stated or wanted or by_name or PoolingSpec()
@@ -82,23 +82,21 @@ def settle(
         score = DenseSpec(name="score", width=ModelFacts(source.hf_config).num_labels(), bias=chosen.per_token)
         chosen = replace(chosen, head=(score,))
     chosen = _by_files(chosen, source)
-    chosen = _by_user(chosen, model.pooler_config or {}, registry)
-    _load_poolers(chosen, registry)
+    chosen = _by_user(chosen, config.options.get("pooler_config") or {}, registry)
+    load_poolers(chosen, registry)
     settled: dict[str, Any] = {"pooling": chosen}
     if stated is None and isinstance(spec, DecoderSpec):
         settled["names"] = bare_names(spec.names)
     return replace(spec, **settled)  # type: ignore[type-var]
 
 
-def info(spec: Any, registry: Registry) -> PoolingInfo | None:
-    """Return what a settled model can do; None for one that generates."""
-    pooling: PoolingSpec | None = getattr(spec, "pooling", None)
-    if pooling is None:
-        return None
+def info(spec: Any, registry: Any) -> PoolingInfo:
+    """Return what a settled model can do."""
+    pooling: PoolingSpec = spec.pooling
     size = pooling.head[-1].width if pooling.head else spec.vocab_size if pooling.logits else spec.hidden_size
     many = "token_embed" if pooling.task == "embed" else "token_classify"
     one = () if pooling.per_token else (pooling.task, *(("score",) if pooling.task == "classify" and size == 1 else ()))
-    poolers = _load_poolers(pooling, registry)
+    poolers = load_poolers(pooling, registry)
     tasks = (*one, many)
     causal = not getattr(spec, "bidirectional", False)
     whole = tuple(t for t in tasks if poolers[t.startswith("token_")].whole or not causal)
@@ -114,9 +112,7 @@ def info(spec: Any, registry: Registry) -> PoolingInfo | None:
 
 
 def fit(config: EngineConfig, spec: Any) -> EngineConfig:
-    """Return the configuration as the model needs it: which runner it is for, whole prompts where it sees both sides."""
-    pooled = getattr(spec, "pooling", None) is not None
-    config = replace(config, model=replace(config.model, runner="pooling" if pooled else "generate"))
+    """Return the configuration as the model needs it: whole prompts where it sees both sides."""
     if not getattr(spec, "bidirectional", False):
         return config
     return replace(
@@ -139,7 +135,7 @@ def bare_names(names: WeightNames) -> WeightNames:
 
 def _check_wishes(config: EngineConfig, name: str, stated: PoolingSpec | None, by_name: PoolingSpec | None) -> None:
     """Raise `ConfigError` for a runner or a conversion that the model is not for."""
-    runner, convert = config.model.runner, config.model.convert
+    runner, convert = config.model.runner, config.options.get("convert", "auto")
     if runner == "generate" and (stated or by_name):
         raise ConfigError(f"--runner generate: {name!r} has no head that makes tokens; leave it out, or say pooling.")
     if runner == "generate" and convert not in ("auto", "none"):
@@ -167,13 +163,13 @@ def _by_files(spec: PoolingSpec, source: ModelSource) -> PoolingSpec:
     spec = replace(spec, matryoshka=spec.matryoshka or is_cut, sizes=spec.sizes or tuple(sizes))
     if sentence is None:
         return spec
-    last: Last = "normalize" if sentence.normalize else "none"
+    last: Any = "normalize" if sentence.normalize else "none"
     return replace(spec, pooler=sentence.pooler or spec.pooler, head=(*spec.head, *sentence.dense), last=last)
 
 
-def _by_problem(facts: ModelFacts) -> Last | None:
+def _by_problem(facts: ModelFacts) -> Any:
     """Return what transformers' `problem_type` makes of scores."""
-    kinds: dict[Any, Last] = {
+    kinds = {
         "regression": "none",
         "single_label_classification": "softmax",
         "multi_label_classification": "sigmoid",
@@ -181,7 +177,7 @@ def _by_problem(facts: ModelFacts) -> Last | None:
     return kinds.get(facts.get("problem_type"))
 
 
-def _by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Registry) -> PoolingSpec:
+def _by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> PoolingSpec:
     """Lay `--pooler-config` over all else."""
     changes: dict[str, Any] = {}
     given = {name: value for name, value in wanted.items() if value is not None}
@@ -216,7 +212,7 @@ _NUMBERS: Final[Mapping[str, Any]] = {
 _RENAMED: Final = {"logit_bias": "mean", "logit_mean": "mean", "logit_sigma": "sigma", "step_tag_id": "step_tag_id"}
 
 
-def _pooler_called(key: str, name: str, spec: PoolingSpec, registry: Registry) -> dict[str, Any]:
+def _pooler_called(key: str, name: str, spec: PoolingSpec, registry: Any) -> dict[str, Any]:
     per_token: bool = registry.load(registry.choose("poolers", name), probe=True).per_token
     if key != "pooling_type" and per_token != key.startswith("tok"):
         raise ConfigError(f"--pooler-config: {key} {name!r} gives {'many vectors' if per_token else 'one vector'}.")
@@ -225,7 +221,7 @@ def _pooler_called(key: str, name: str, spec: PoolingSpec, registry: Registry) -
     return {"token_pooler": name, "per_token": key == "pooling_type"} if per_token else {"pooler": name}
 
 
-def _load_poolers(spec: PoolingSpec, registry: Registry) -> tuple[Any, Any]:
+def load_poolers(spec: PoolingSpec, registry: Any) -> tuple[Any, Any]:
     """Return the classes that pool for a prompt and for each token. Raises `ModelError` for a name nobody has."""
     names = {registered.entry.name for registered in registry.entries("poolers")}
     for name in (spec.pooler, spec.token_pooler):

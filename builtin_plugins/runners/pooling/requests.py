@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.errors import InvalidRequest
-from core.pooling_types import PoolingInfo, PoolingParams
-from core.types import RequestOutputKind, SamplingParams
+from core.api import InvalidRequest, PoolingInfo, PoolingParams, RequestOutputKind, SamplingParams
 
 
-def as_sampling(info: PoolingInfo | None, params: Any) -> tuple[PoolingParams | None, SamplingParams]:
-    """Return the pooling parameters, complete, and sampling parameters that go with them: the given ones where the
-    engine generates.
+def as_sampling(info: PoolingInfo, params: Any) -> tuple[PoolingParams, SamplingParams]:
+    """Return the pooling parameters, complete, and sampling parameters that go with them.
 
-    Raises `InvalidRequest` for what the model cannot do, and for requests of the other runner.
+    Raises `InvalidRequest` for what the model cannot do, and for requests of other runners.
     """
     if not isinstance(params, PoolingParams):
-        if info is not None:
-            raise InvalidRequest(
-                "sampling_params", "this engine runs --runner pooling and makes no tokens; embed, classify or score."
-            )
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequest("sampling_params", f"must be SamplingParams, not {params!r}.")
-        return None, params
-    if info is None:
         raise InvalidRequest(
-            "pooling_params", "this engine generates tokens; start it with --runner pooling (and perhaps --convert)."
+            "sampling_params", "this engine runs --runner pooling and makes no tokens; embed, classify or score."
         )
     task = params.task or info.tasks[0]
     if task not in info.tasks:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from core.errors import InvalidRequest, RequestFailed
-from core.pooling.outputs import (
+from core.api import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    InvalidRequest,
+    PoolingInfo,
     PoolingOutput,
+    PoolingParams,
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
     cosine,
 )
-from core.pooling_types import PoolingInfo, PoolingParams
 
 if TYPE_CHECKING:
-    from core.pooling.prompts import PoolingPrompts
-    from core.types import RequestOutput
+    from builtin_plugins.runners.pooling.prompts import PoolingPrompts
+    from core.api import RequestOutput
 
 Run = Callable[[Sequence[Any], Sequence[PoolingParams], Any, Any], list["RequestOutput"]]
 Params = PoolingParams | Sequence[PoolingParams] | None
@@ -36,8 +37,9 @@ class Calls:
     before each prompt). Raises `InvalidRequest` before anything runs, `RequestFailed` when a request failed inside.
     """
 
-    def __init__(self, prompts: PoolingPrompts, info: PoolingInfo | None, run: Run) -> None:
+    def __init__(self, prompts: PoolingPrompts, info: PoolingInfo, run: Run | None) -> None:
         self._prompts, self._info, self._run = prompts, info, run
+        self.ready = prompts.ready
 
     def encode(
         self,
@@ -102,7 +104,7 @@ class Calls:
                 "data_1", f"has {len(first)} texts for the {len(second)} of data_2; give one, or as many."
             )
         params = _params(pooling_params, 1, None, truncate_prompt_tokens)[0]
-        if self._info is not None and "embed" in self._info.tasks:
+        if "embed" in self._info.tasks:
             return self._cosines(first, second, params, use_tqdm)
         made = [self._prompts.pair(*pair, params.clone(task="score")) for pair in zip(first, second, strict=True)]
         found = self._outputs([prompt for prompt, _ in made], [each for _, each in made], use_tqdm)
@@ -128,15 +130,9 @@ class Calls:
         ]
 
     def _outputs(self, prompts: Sequence[Any], params: Sequence[PoolingParams], use_tqdm: Any) -> Outputs:
+        assert self._run is not None, "these calls only make prompts ready"
         outputs = self._run(prompts, params, use_tqdm, None)
-        return [pooled_output(output) for output in outputs]
-
-
-def pooled_output(output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
-    """Return the engine's output as that of a pooling request. Raises `RequestFailed` with what went wrong."""
-    if output.pooled is None:
-        raise RequestFailed(f"request {output.request_id}: {output.error or 'it was ended before it was computed'}.")
-    return PoolingRequestOutput.of(output)
+        return [PoolingRequestOutput.of(output) for output in outputs]
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -1,0 +1,1 @@
+"""Runners: what models are run for, and what follows their layers."""

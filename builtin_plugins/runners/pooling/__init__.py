@@ -1,0 +1,1 @@
+"""Pooling: embeddings, labels and scores of prompts instead of tokens behind them."""

@@ -1,0 +1,165 @@
+"""Runners: what a model is run for, and so what follows its layers in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.config import EngineConfig
+    from core.contracts.models import Model, ModelSource, ModuleSpec
+    from core.model_spec import DecoderSpec
+    from core.pooling_outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
+    from core.pooling_types import PoolingInfo, PoolingParams
+    from core.prompts import Prompt
+    from core.step import NewRow, StepPlan
+    from core.types import SamplingParams
+    from core.worker.result import PendingResult
+
+
+class StepRows(Protocol):
+    """The rows of one step, as a stage sees them: `counts[i]` hidden states belong to row `rows[i]`, in this order."""
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows that compute."""
+
+    @property
+    def starts(self) -> list[int]:
+        """Position of each row's first token in the step."""
+
+    @property
+    def counts(self) -> list[int]:
+        """Tokens of each row."""
+
+    @property
+    def samples(self) -> list[int]:
+        """Indices into `rows` of those that reach the end of their tokens."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[num_tokens] int64."""
+
+
+class RunnerBatch(Protocol):
+    """The worker's rows, as a stage sees them."""
+
+    requests: list[NewRow | None]
+    """By row."""
+    token_ids: torch.Tensor
+    """[max_num_seqs, max_model_len] int64, on the device."""
+
+
+class Stage(Protocol):
+    """The second half of a step: what becomes of hidden states. Reads no device value back to the host."""
+
+    def added(self, new: NewRow) -> str | None:
+        """A request takes a row, for the first time or again; return why it failed, if it did."""
+
+    def removed(self, row: int) -> None:
+        """The request in `row` has left."""
+
+    def token_types(self, inputs: StepRows) -> torch.Tensor | None:
+        """Return which text of its prompt each token of the step belongs to; None where there is one."""
+
+    def run(self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]) -> PendingResult:
+        """Return the step's result (`StageParts.result`) for its hidden states [num_tokens, hidden].
+
+        It has `errors`, the rows of `samples`, and on the device a token, `finite` and `possible` for each of them, or
+        `pooled` by row: what a request gets whose end this is.
+        """
+
+    def take(self, inputs: StepRows, tokens: torch.Tensor) -> None:
+        """Note the tokens of `samples`, which the last stage of a pipeline made. Called on the others instead of `run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """What a stage is made of."""
+
+    config: EngineConfig
+    spec: Any
+    """As `Runner.settle` returned it."""
+    model: Model
+    batch: RunnerBatch
+    extensions: Any
+    """Calls the worker halves of features around sampling."""
+    is_last: bool
+    """This rank has the last layers: only it runs the stage."""
+    device: str
+    result: type[PendingResult]
+    """Makes results; keywords: step, errors, rows."""
+
+
+class Calls(Protocol):
+    """What `LLM` offers under these names, of a runner that does not generate; parameters and options are its own."""
+
+    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> tuple[Prompt, PoolingParams]:
+        """Return what runs for a prompt of `AsyncLLM.encode`."""
+
+    def encode(self, *given: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return tensors for prompts."""
+
+    def embed(self, *given: Any, **options: Any) -> list[EmbeddingRequestOutput]:
+        """Return an embedding for each prompt."""
+
+    def classify(self, *given: Any, **options: Any) -> list[ClassificationRequestOutput]:
+        """Return a probability of each label for each prompt."""
+
+    def reward(self, *given: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return scores of tokens or steps for each prompt."""
+
+    def score(self, *given: Any, **options: Any) -> list[ScoringRequestOutput]:
+        """Return how near the texts of each pair are."""
+
+
+class Runner(Protocol):
+    """What a model is run for (`--runner`). Constructed with the registry; imports torch in `stage` only.
+
+    Of all runners the first, by priority, whose `settle` takes the model runs it: in the worker its stage follows the
+    layers, at the edge it reads the parameters of requests.
+    """
+
+    generates: bool
+    """Requests go on until their tokens end them; False: they end with their prompts."""
+
+    def aliases(self, architecture: str) -> Sequence[str]:
+        """Return architectures with the same layers, for one that no plugin knows by its own name."""
+
+    def settle(
+        self, spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource
+    ) -> DecoderSpec | ModuleSpec | None:
+        """Return the model as this runner builds it; None where it is not for this runner, or the user wants another.
+
+        Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that contradict each other.
+        """
+
+    def fit(self, config: EngineConfig, spec: DecoderSpec | ModuleSpec) -> EngineConfig:
+        """Return the configuration as the model needs it here."""
+
+    def info(self, spec: DecoderSpec | ModuleSpec) -> PoolingInfo | None:
+        """Return what the model can do besides generating; requests are checked by it."""
+
+    def stage(self, parts: StageParts) -> Stage:
+        """Return the second half of this rank's steps."""
+
+    def admit(
+        self, info: PoolingInfo | None, params: SamplingParams | PoolingParams
+    ) -> tuple[PoolingParams | None, SamplingParams]:
+        """Return a request's parameters, complete. Raises `InvalidRequest` for those of another runner."""
+
+    def calls(self, front: Any, run: Callable[..., Any] | None) -> Calls:
+        """Return what users may ask for besides generating. Raises `InvalidRequest` where that is nothing.
+
+        `front` has the `renderer`, the `source`, the worker's `info` and `admission.limits`; `run` computes prompts made
+        ready, given parameters, a progress bar and priorities.
+        """

@@ -1,1 +1,0 @@
-"""Pooling: what a model gives for a prompt instead of generating after it."""
