@@ -46,7 +46,9 @@ class Loud:
 
 
 def test_a_runner_that_is_not_there_is_named(checkpoint: Checkpoint, engine: Open) -> None:
-    with pytest.raises(ConfigError, match="unknown runner 'poling'; available: generate, pooling; did you mean 'pooling'"):
+    with pytest.raises(
+        ConfigError, match="unknown runner 'poling'; available: generate, pooling; did you mean 'pooling'"
+    ):
         engine(checkpoint("BertModel"), runner="poling")
 
 
