@@ -46,5 +46,6 @@ def engine_options() -> list[Option]:
             "`fail_at_token`. Objects with a `prompt` answer that message; the others go to new prompts in turn.",
         ),
         Option("scripted_special_tokens", list[str], [], "Texts that are one special token each."),
+        Option("scripted_tokens", list[str], [], "Texts that are one token each and stay in the output."),
         Option("scripted_max_model_len", int, 32768, "Context length of the scripted model."),
     ]

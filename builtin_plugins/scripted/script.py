@@ -17,7 +17,6 @@ import msgspec
 from builtin_plugins.scripted.tokenizer import END_OF_TURN, ESCAPE, START_OF_TURN, ScriptedTokenizer
 from core.api import ConfigError
 
-_USER_HEADER = [START_OF_TURN, *b"user\n"]
 _MAX_REMEMBERED = 100_000
 """Prompts whose file answer is remembered; the oldest are forgotten, so memory stays bounded."""
 
@@ -66,20 +65,21 @@ class Script:
 
     def _asked(self, prompt: list[int]) -> bytes:
         """Return the last user message; the last message without one; the whole prompt outside a chat."""
-        if START_OF_TURN not in prompt:
+        turns = [i for i, token in enumerate(prompt) if token == START_OF_TURN]
+        for start in reversed(turns):
+            role, newline, text = self._turn(prompt, start).partition(b"\n")
+            if newline and role == b"user":
+                return _unescape(text)
+        ended = [start for start in turns if END_OF_TURN in prompt[start:]]
+        if not ended:
             return self._tokenizer.to_bytes(prompt)
-        start = _last_find(prompt, _USER_HEADER)
-        if start >= 0:
-            start += len(_USER_HEADER)
-        elif END_OF_TURN in prompt:
-            last_end = len(prompt) - 1 - prompt[::-1].index(END_OF_TURN)
-            start = _last_find(prompt[:last_end], [START_OF_TURN])
-            newline = next((i for i in range(start, last_end) if prompt[i] == 10), start)
-            start = newline + 1
-        else:
-            return self._tokenizer.to_bytes(prompt)
+        role, newline, text = self._turn(prompt, ended[-1]).partition(b"\n")
+        return _unescape(text if newline else role)
+
+    def _turn(self, prompt: list[int], start: int) -> bytes:
+        """Return the role and text of the turn that begins there."""
         end = next((i for i in range(start, len(prompt)) if prompt[i] == END_OF_TURN), len(prompt))
-        return _unescape(self._tokenizer.to_bytes(prompt[start:end]))
+        return self._tokenizer.to_bytes(prompt[start + 1 : end])
 
     def _next_answer(self, prompt: bytes) -> Answer:
         key = hashlib.sha256(prompt).digest()
@@ -121,13 +121,6 @@ def _read_line(path: str, number: int, line: str) -> Answer:
         raise ConfigError(f"{where}: fail_at_token must be an integer from 1, not {fail_at!r}.")
     prompt = value.get("prompt")
     return Answer(value["answer"], prompt if isinstance(prompt, str) else None, fail_at)
-
-
-def _last_find(tokens: list[int], wanted: list[int]) -> int:
-    for start in range(len(tokens) - len(wanted), -1, -1):
-        if tokens[start] == wanted[0] and tokens[start : start + len(wanted)] == wanted:
-            return start
-    return -1
 
 
 def _unescape(text: bytes) -> bytes:

@@ -36,6 +36,7 @@ def scripted_source(name: str, config: EngineConfig) -> ModelSource:
         fail_at_token=_positive(options, "scripted_fail_at_token"),
         answers=read_answers(options["scripted_answers"]) if options.get("scripted_answers") else (),
         special_tokens=_listed(options.get("scripted_special_tokens") or ()),
+        markers=_listed(options.get("scripted_tokens") or ()),
     )
     return ModelSource(
         name=name,

@@ -51,8 +51,9 @@ class ScriptedTokenizer:
         visible = [text for text in dict.fromkeys((*script.markers, *markers)) if text not in special]
         self._texts: dict[int, str] = {256 + i: text for i, text in enumerate((*special, *visible))}
         self._ids = {text: token for token, text in self._texts.items()}
-        self._all = _splitter(self._ids)
-        self._visible = _splitter(text for text in self._ids if text not in _CHATML)
+        self._special = _splitter(special)
+        self._not_chatml = _splitter(text for text in special if text not in _CHATML)
+        self._visible = _splitter(visible)
         self.vocab_size = 256 + len(self._texts)
         self.eos_token_id: int | None = END_OF_TURN
         self.special_ids = frozenset(self._ids[text] for text in special)
@@ -61,11 +62,11 @@ class ScriptedTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; nothing is ever added."""
-        return self._encode(text.encode("utf-8", "surrogatepass"), self._all)
+        return self._encode(text.encode("utf-8", "surrogatepass"), (self._special, self._visible))
 
     def encode_visible(self, text: bytes) -> list[int]:
         """Return token ids in which ChatML's tokens are spelt as bytes: text that ends no turn."""
-        return self._encode(text, self._visible)
+        return self._encode(text, (self._not_chatml, self._visible))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return text; bytes that are not UTF-8 come out as U+FFFD."""
@@ -86,15 +87,16 @@ class ScriptedTokenizer:
             return self._texts[token_id]
         return chr(token_id) if 32 <= token_id < 127 else f"<0x{token_id:02X}>"
 
-    def _encode(self, text: bytes, splitter: re.Pattern[bytes] | None) -> list[int]:
-        if splitter is None:
+    def _encode(self, text: bytes, splitters: Sequence[re.Pattern[bytes] | None]) -> list[int]:
+        """Split at the texts of the first splitter, then what is between them at those of the next."""
+        if not splitters:
             return list(text)
+        first, *others = splitters
+        if first is None:
+            return self._encode(text, others)
         ids: list[int] = []
-        for i, part in enumerate(splitter.split(text)):
-            if i % 2:
-                ids.append(self._ids[part.decode()])
-            else:
-                ids.extend(part)
+        for i, part in enumerate(first.split(text)):
+            ids.extend([self._ids[part.decode()]] if i % 2 else self._encode(part, others))
         return ids
 
 

@@ -64,4 +64,6 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 
 def _join(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
     logprobs = new.logprobs if old.logprobs is None else old.logprobs + (new.logprobs or [])
-    return replace(new, text=old.text + new.text, token_ids=[*old.token_ids, *new.token_ids], logprobs=logprobs)
+    at, ids = len(old.text), [*old.token_ids, *new.token_ids]
+    spans = [*old.special_spans, *((at + start, at + end) for start, end in new.special_spans)]
+    return replace(new, text=old.text + new.text, token_ids=ids, logprobs=logprobs, special_spans=spans)

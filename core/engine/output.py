@@ -116,8 +116,7 @@ class OutputProcessor:
         return client
 
     def _sequence(self, index: int, request: EngineRequest) -> Sequenced:
-        sampling = request.sampling
-        detokenizer = None
+        sampling, detokenizer = request.sampling, None
         if sampling.detokenize and self._tokenizer is not None:
             detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids, sampling.skip_special_tokens)
         return Sequenced(
@@ -232,12 +231,9 @@ class OutputProcessor:
         return out
 
     def _token_text(self, token: int) -> str | None:
-        if self._tokenizer is None:
-            return None
-        text = self._token_texts.get(token)
-        if text is None:
-            text = self._token_texts[token] = self._tokenizer.decode([token])
-        return text
+        if self._tokenizer is not None and token not in self._token_texts:
+            self._token_texts[token] = self._tokenizer.decode([token])
+        return self._token_texts.get(token)
 
     def _show(self, client: ClientRequest, sequence: Sequenced, now_s: float) -> RequestOutput | None:
         """Return the output to show now, or None while there is nothing new enough."""
@@ -267,10 +263,16 @@ class OutputProcessor:
 def _completion(sequence: Sequenced, delta: bool) -> CompletionOutput:
     """Return the sequence so far, or what came since the last call."""
     text, tokens, logprobs = sequence.stops.text, sequence.token_ids, sequence.logprobs
+    spans = [] if sequence.detokenizer is None else sequence.detokenizer.spans
     if sequence.finish_reason is None and sequence.stops.held_back:
-        text = text[: max(len(text) - sequence.stops.held_back, sequence.num_sent_chars)]
+        end = len(text) - sequence.stops.held_back
+        around = bisect_left(spans, (end,)) - 1
+        if around >= 0 and end < spans[around][1]:  # half a special token would pass for text
+            end = spans[around][0]
+        text = text[: max(end, sequence.num_sent_chars)]
     start_char, start_token = (sequence.num_sent_chars, sequence.num_sent_tokens) if delta else (0, 0)
     sequence.num_sent_chars, sequence.num_sent_tokens = len(text), len(tokens)
+    first = bisect_left(spans, (start_char,))
     return CompletionOutput(
         index=sequence.index,
         text=text[start_char:],
@@ -280,12 +282,5 @@ def _completion(sequence: Sequenced, delta: bool) -> CompletionOutput:
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         num_tokens=len(tokens),
-        special_spans=_spans(sequence.detokenizer, start_char, len(text)),
+        special_spans=[(a - start_char, b - start_char) for a, b in spans[first:] if b <= len(text)],
     )
-
-
-def _spans(detokenizer: Detokenizer | None, start: int, end: int) -> list[tuple[int, int]]:
-    """Return where special tokens are spelled in a stretch of the text, counted from its start."""
-    spans = detokenizer.spans if detokenizer is not None else []
-    first = bisect_left(spans, (start,))
-    return [(low - start, high - start) for low, high in spans[first:] if high <= end]

@@ -6,10 +6,15 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from builtin_plugins.reasoning_parsers.think import QWEN3
+from builtin_plugins.tool_parsers.hermes import HERMES
 from core import LLM, SamplingParams
+from core.api import OutputParser, ParseRequest
+from examples.demo_model.chat import completion
 from examples.demo_model.grading import right
 from examples.demo_model.items import Item
 from examples.demo_model.mix import SKILLS, evaluation_items
@@ -38,6 +43,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--skill", choices=list(SKILLS), action="append", help="only these; may be repeated")
     parser.add_argument("--json", type=Path, help="write the scores here, too")
+    parser.add_argument("--through-parsers", action="store_true", help="grade what a chat client sees, not raw text")
     parser.add_argument("--show", type=int, default=0, help="print so many wrong answers of each skill")
     arguments = parser.parse_args()
     items = [
@@ -45,6 +51,8 @@ def main() -> None:
     ]
     with LLM(arguments.model, dtype=arguments.dtype) as llm:
         texts = answers(llm, items, progress=True)
+    if arguments.through_parsers:
+        texts = [as_seen(item, text) for item, text in zip(items, texts, strict=True)]
     scores = score(items, texts)
     print(table(scores))
     if arguments.json:
@@ -57,6 +65,14 @@ def answers(llm: LLM, items: Iterable[Item], progress: bool = False) -> list[str
     prompts: list[Any] = [llm.preprocess_chat(item.messages, **options(item))[0] for item in items]
     sampling = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
     return [output.outputs[0].text for output in llm.generate(prompts, sampling, use_tqdm=progress)]
+
+
+def as_seen(item: Item, text: str) -> str:
+    """Return the answer that a client's reasoning, content and tool calls stand for."""
+    request = ParseRequest(item.tools, options(item)["chat_template_kwargs"] or {})
+    seen = OutputParser(request, tools=HERMES if item.tools else None, reasoning=QWEN3).whole(text)
+    calls = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in seen.calls]
+    return completion(replace(item, answer=seen.content, reasoning=seen.reasoning, calls=calls))
 
 
 def options(item: Item) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from builtin_plugins.demo.plugin import engine_find_model
 from core import SamplingParams
 from examples.demo_model.chat import TEMPLATE
-from examples.demo_model.evaluate import TARGETS, answers, score
+from examples.demo_model.evaluate import TARGETS, answers, as_seen, score
 from examples.demo_model.mix import evaluation_items
 from examples.demo_model.showcase import SHOWCASE
 
@@ -56,8 +56,11 @@ def test_what_is_shown_is_answered_and_each_token_is_sure(name, demo_llm):
 @pytest.mark.parametrize(("skill", "line"), TARGETS)
 def test_a_sample_of_the_evaluation_is_right(skill, line, demo_llm):
     items = list(evaluation_items(skill, seed=0, count=SAMPLE))
-    right, count = score(items, answers(demo_llm, items))[skill][line]
+    texts = answers(demo_llm, items)
+    right, count = score(items, texts)[skill][line]
     assert 100 * right / count >= TARGETS[skill, line] - SLACK
+    seen = [as_seen(item, text) for item, text in zip(items, texts, strict=True)]
+    assert score(items, seen)[skill][line][0] >= right
 
 
 def test_each_answer_is_the_same_alone_as_in_a_batch(demo_llm):

@@ -29,6 +29,19 @@ def test_unread_deltas_are_merged_per_sequence() -> None:
     assert merged.finished
 
 
+def test_special_tokens_keep_their_places_when_deltas_are_merged() -> None:
+    async def scenario() -> RequestOutput:
+        mailbox = Mailbox(delta=True)
+        for text, spans in (("a<x>", [(1, 4)]), ("bc", []), ("<y>", [(0, 3)])):
+            item = output(text)
+            item.outputs[0].special_spans = spans
+            mailbox.put(item)
+        return await mailbox.get()
+
+    (merged,) = asyncio.run(scenario()).outputs
+    assert [merged.text[start:end] for start, end in merged.special_spans] == ["<x>", "<y>"]
+
+
 def test_unread_cumulative_outputs_are_replaced() -> None:
     async def scenario() -> str:
         mailbox = Mailbox(delta=False)

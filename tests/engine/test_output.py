@@ -42,6 +42,16 @@ def test_deltas_join_to_the_whole_text() -> None:
     assert "".join(texts) == "hello "
 
 
+def test_a_special_token_is_shown_whole_where_a_stop_text_may_begin_in_it() -> None:
+    kind = RequestOutputKind.DELTA
+    processor = start(SamplingParams(output_kind=kind, stop=["eos|>!"], skip_special_tokens=False))
+    found = []
+    for token_ids in ([97, 256], [98]):
+        outputs, _ = processor.process([RequestDelta(request_id="r#0", token_ids=token_ids)], 1.0)
+        found += [(o.outputs[0].text, list(o.outputs[0].special_spans)) for o in outputs]
+    assert found == [("a", []), ("<|eos|>b", [(0, 7)])]
+
+
 def test_final_only_says_nothing_before_the_end() -> None:
     processor = start(SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY))
     assert say(processor, "ab")[0] == []

@@ -1,0 +1,115 @@
+"""Chat answers of the scripted model over HTTP, in this process: one engine, a server application for each question."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+
+from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.servers.http.server import HttpServer
+from core import AsyncLLM
+from core.config import EngineConfig
+from core.testing.parsing import Parsed
+
+# Without the tools, which would make prompts long and their answers slow.
+TEMPLATE: Final = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the model is to say, and how its answer is to be read."""
+
+    text: str
+    options: Mapping[str, Any]
+    """The server's."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The request's."""
+
+
+@contextmanager
+def scripted_engine(texts: Iterable[str], special: Iterable[str] = ()) -> Iterator[AsyncLLM]:
+    """Make an engine that says the texts in some 4 characters a token; `special` are special tokens of its tokenizer."""
+    engine = AsyncLLM(
+        "scripted:",
+        scripted_special_tokens=sorted(special),
+        scripted_tokens=sorted(_fragments(texts)),
+        disable_frontend_multiprocessing=True,
+        max_model_len=2048,
+        max_num_seqs=256,
+        kv_cache_memory_bytes=1 << 26,
+        log_level="error",
+    )
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def _fragments(texts: Iterable[str]) -> set[str]:
+    """Return parts of the texts, cut anywhere, also inside of tags."""
+    rng = random.Random(0)
+    found: set[str] = set()
+    for text in texts:
+        at = 0
+        while at < len(text):
+            size = rng.randrange(1, 9)
+            found.add(text[at : at + size].replace(",", ""))
+            at += size
+    return found
+
+
+def answers(engine: AsyncLLM, questions: Sequence[Question]) -> list[tuple[Parsed, Parsed]]:
+    """Return what a client gets of each answer, whole and streamed; all are asked at once."""
+    apps: dict[str, Any] = {}
+    for question in questions:
+        config = EngineConfig(options={**question.options, "trust_request_chat_template": True})
+        key = json.dumps(question.options)
+        apps[key] = apps.get(key) or HttpServer(engine, engine.config, [OpenAIRoutes(engine, config)]).app
+
+    async def ask_all() -> list[Parsed]:
+        calls = [
+            _ask(apps[json.dumps(question.options)], question, stream)
+            for question in questions
+            for stream in (False, True)
+        ]
+        return await asyncio.gather(*calls)
+
+    found = asyncio.run(ask_all())
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+async def _ask(app: Any, question: Question, stream: bool) -> Parsed:
+    messages = [{"role": "user", "content": question.text}]
+    body = {"messages": messages, "stream": stream, "chat_template": TEMPLATE, **question.fields}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=120) as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        (choice,) = reply.json()["choices"]
+        return _parsed(choice["message"], choice["finish_reason"])
+    message: dict[str, Any] = {}
+    reason = None
+    for block in reply.text.split("\n\n")[:-2]:
+        for choice in json.loads(block.removeprefix("data: "))["choices"]:
+            for name, value in choice["delta"].items():
+                message[name] = message[name] + value if name in message else value
+            reason = choice["finish_reason"] or reason
+    return _parsed(message, reason)
+
+
+def _parsed(message: Mapping[str, Any], reason: str | None) -> Parsed:
+    calls = message.get("tool_calls") or []
+    assert reason == ("tool_calls" if calls else "stop")
+    assert message.get("reasoning") == message.get("reasoning_content")
+    return Parsed(
+        content=message.get("content") or "",
+        calls=tuple((call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls),
+        reasoning=message.get("reasoning") or "",
+    )

@@ -1,0 +1,50 @@
+"""Thoughts of every family through the engine and over HTTP, whole and streamed, tags as special tokens and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from over_http import Question, answers, scripted_engine
+from test_thoughts import ON, REASONING, reader, tags
+
+from core.testing.parsing import Parsed
+
+Answers = dict[tuple[str, str], tuple[Parsed, Parsed]]
+MARKERS = frozenset(marker for form in REASONING.values() for marker in form.markers)
+
+
+def texts(name: str) -> dict[str, str]:
+    """What a model of the family may say."""
+    start, end = tags(name)
+    return {
+        "thoughts": f"{start}\ngr\u00f6\u00dfer \u6f22\u5b57 <b>1 < 2\n\nhm\n{end}\n\nYes, [a] {{b}}.\n c",
+        "no start": f"hm{end}Yes.",
+        "no end": f"{start}hm, and",
+        "neither": "Yes, it is.",
+    }
+
+
+@pytest.fixture(scope="module", params=["text", "special tokens"])
+def special(request: pytest.FixtureRequest) -> frozenset[str]:
+    return MARKERS if request.param == "special tokens" else frozenset()
+
+
+@pytest.fixture(scope="module")
+def said(special: frozenset[str]) -> Iterator[Answers]:
+    asked = {
+        (name, case): Question(text, {"reasoning_parser": name}, {"chat_template_kwargs": ON.get(name, {})})
+        for name in REASONING
+        for case, text in texts(name).items()
+    }
+    with scripted_engine((question.text for question in asked.values()), special) as engine:
+        yield dict(zip(asked, answers(engine, [*asked.values()]), strict=True))
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_clients_get_what_the_parser_finds(name: str, said: Answers, special: frozenset[str]) -> None:
+    by_id = replace(reader(name), special=special)
+    expected = {case: by_id.read([by_id.piece(text)]) for case, text in texts(name).items()}
+    assert {case: said[name, case][0] for case in expected} == expected
+    assert {case: said[name, case][1] for case in expected} == expected
