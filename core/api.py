@@ -131,7 +131,7 @@ from core.pooling_outputs import (
     cosine,
 )
 from core.pooling_spec import DenseSpec, PoolingSpec, SentenceFacts
-from core.pooling_types import PER_TOKEN, PoolingInfo, PoolingParams
+from core.pooling_types import PER_TOKEN, Pooled, PoolingInfo, PoolingParams
 from core.recurrent_spec import (
     GatedConvSpec,
     GatedDeltaSpec,
@@ -253,6 +253,7 @@ __all__ = [
     "ParsedDelta",
     "Platform",
     "PluginError",
+    "Pooled",
     "Pooler",
     "PoolingInfo",
     "PoolingModel",

@@ -44,13 +44,16 @@ class PoolingSpec:
 
     task: Literal["embed", "classify"] = "embed"
     pooler: str = "last"
-    """Entry of the kind `poolers`: which hidden states, or what of them, a prompt is known by."""
+    """Entry of the kind `poolers`: which hidden states, or what of them, a prompt is known by. Several, joined by `+`, give
+    a vector each, and these become one."""
     token_pooler: str = "all"
     """Likewise where each token is asked for."""
     per_token: bool = False
     """The model was made to say something of each token, not of the prompt."""
     head: tuple[DenseSpec, ...] = ()
     """Products behind the pooler, in order."""
+    late: bool = False
+    """They come before it, on every token."""
     logits: bool = False
     """The language model's own head comes first: numbers are those of tokens."""
     last: Last | None = None
@@ -69,6 +72,11 @@ class PoolingSpec:
     pairs: bool = False
     """Two texts are read together, and their score is that of the pair."""
 
+    @property
+    def poolers(self) -> tuple[str, ...]:
+        """Names of what a prompt is pooled by, in the order of their vectors."""
+        return tuple(self.pooler.split("+"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFacts:
@@ -76,6 +84,8 @@ class SentenceFacts:
 
     pooler: str | None = None
     normalize: bool = False
+    include_prompt: bool = True
+    """The tokens of a named prompt are pooled like the text's."""
     dense: tuple[DenseSpec, ...] = ()
     """Each in a folder of the name's first part, which the weight loader reads as well."""
     prompts: Mapping[str, str] = field(default_factory=dict)

@@ -42,6 +42,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False
     """Arguments of plugins' poolers."""
     pair_start: int = -1
     """Where the second text of a pair begins; filled by the engine, not a request field."""
+    unpooled: int = 0
+    """Tokens at the beginning that poolers of several tokens leave out; filled by the engine, not a request field."""
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ class Mean:
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
         """Return [1, size]."""
-        return hidden.float().mean(0, keepdim=True)
+        return hidden[params.unpooled :].float().mean(0, keepdim=True)
 
 
 class Most:
@@ -68,7 +68,7 @@ class Most:
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
         """Return [1, size]."""
-        return hidden.amax(0, keepdim=True)
+        return hidden[params.unpooled :].amax(0, keepdim=True)
 
 
 class MeanSqrtLen:
@@ -79,7 +79,8 @@ class MeanSqrtLen:
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
         """Return [1, size]."""
-        return hidden.float().sum(0, keepdim=True) / math.sqrt(len(hidden))
+        own = hidden[params.unpooled :].float()
+        return own.sum(0, keepdim=True) / math.sqrt(len(own))
 
 
 class WeightedMean:
@@ -90,5 +91,5 @@ class WeightedMean:
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
         """Return [1, size]."""
-        places = hidden.new_ones(len(hidden), 1).float().cumsum(0)
-        return (hidden.float() * places).sum(0, keepdim=True) / places.sum()
+        places = hidden.new_ones(len(hidden), 1).float().cumsum(0)[params.unpooled :]
+        return (hidden[params.unpooled :].float() * places).sum(0, keepdim=True) / places.sum()

@@ -27,5 +27,6 @@ class Pooler(Protocol):
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
         """Return [m, size] for the hidden states [n, size] of a prompt; m is 1 unless `per_token`.
 
-        n is the number of `token_ids` if `whole`; otherwise only the last of them may be there.
+        n is the number of `token_ids` if `whole`; otherwise only the last of them may be there. The first
+        `params.unpooled` are no part of the text: whoever takes several tokens together leaves them out.
         """

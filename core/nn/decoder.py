@@ -243,7 +243,7 @@ class Decoder(nn.Module):
         if self.positions is not None:
             x = x + self._embedding(batch.positions, self.positions[self.spec.position_offset :])
         if self.token_types is not None:
-            types = batch.token_types
+            types = batch.token_types if len(self.token_types) > 1 else None  # a tokenizer may know more than the model
             x = x + (self.token_types[0] if types is None else self._embedding(types, self.token_types))
         if self.embed_norm is not None:
             x = self.embed_norm(x)

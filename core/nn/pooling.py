@@ -32,7 +32,7 @@ class PoolingHead(nn.Module):
 
     def __init__(self, spec: PoolingSpec, width: int, weights: WeightMap) -> None:
         super().__init__()
-        layers = []
+        layers, width = [], width * len(spec.poolers)
         for dense in spec.head:
             layers.append(Dense(dense, width, weights))
             width = dense.width

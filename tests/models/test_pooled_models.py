@@ -72,6 +72,16 @@ def test_embeddings_and_scores_equal_transformers(architecture: str, tmp_path: P
         torch.testing.assert_close(output.outputs.data, wanted, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("place", ["bos", "late"])
+def test_eurobert_classifies_where_its_config_says(place: str, tmp_path: Path) -> None:
+    name = "EuroBertForSequenceClassification"
+    folder = make_checkpoint(name, tmp_path, seed=1, classifier_pooling=place)
+    with open_engine(folder) as llm:
+        found = llm.encode(prompts(), use_tqdm=False)
+    for ids, output in zip(prompts(), found, strict=True):
+        torch.testing.assert_close(output.outputs.data, by_transformers(name, folder, ids), atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel", "MPNetModel", "DebertaV2Model"])
 def test_the_order_of_tokens_and_what_comes_behind_matters(architecture: str, tmp_path: Path) -> None:
     ids = prompts()[0]

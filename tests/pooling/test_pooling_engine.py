@@ -155,6 +155,8 @@ def test_requests_beyond_the_model_are_refused_by_name(
                 llm.encode(prompts[0], PoolingParams(**fields), use_tqdm=False)
         with pytest.raises(InvalidRequest, match="pooling_params"):
             llm.encode(prompts, [PoolingParams()], use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="pooling_params: must be PoolingParams"):
+            llm.encode(prompts, SamplingParams(), use_tqdm=False)
         with pytest.raises(InvalidRequest, match="has 3 texts for the 2 of data_2"):
             llm.score(["a", "b", "c"], ["d", "e"], use_tqdm=False)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen2Model, Qwen3ForCausalLM
 
 from core import LLM, PoolingParams
-from core.errors import ConfigError, InvalidRequest
+from core.errors import ConfigError, InvalidRequest, ModelError
 from core.testing.checkpoints import VOCAB, make_checkpoint
 
 Open = Callable[..., LLM]
@@ -37,7 +37,10 @@ def pair_scores(folder: Path, llm: LLM) -> torch.Tensor:
     return torch.stack(scores)
 
 
-@pytest.mark.parametrize("name", ["BertForSequenceClassification", "DebertaV2ForSequenceClassification"])
+@pytest.mark.parametrize(
+    "name",
+    ["BertForSequenceClassification", "DebertaV2ForSequenceClassification", "XLMRobertaForSequenceClassification"],
+)
 def test_cross_encoders_tell_the_texts_of_a_pair_apart(
     name: str, checkpoint: Callable[..., Path], engine: Open
 ) -> None:
@@ -61,6 +64,38 @@ def test_a_cross_encoders_files_say_what_becomes_of_scores(checkpoint: Callable[
         expected = pair_scores(folder, llm)
         found = torch.tensor([output.outputs.score for output in llm.score(QUERY, TEXTS, use_tqdm=False)])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("problem", "last"),
+    [
+        ("regression", lambda scores: scores),
+        ("single_label_classification", lambda scores: scores.softmax(-1)),
+        ("multi_label_classification", torch.sigmoid),
+    ],
+)
+def test_labels_become_what_the_problem_type_says(
+    problem: str,
+    last: Callable[[torch.Tensor], torch.Tensor],
+    checkpoint: Callable[..., Path],
+    engine: Open,
+    prompts: list[list[int]],
+) -> None:
+    folder = checkpoint("BertForSequenceClassification")
+    with engine(folder, hf_overrides={"problem_type": problem}) as llm:
+        found = torch.tensor(llm.classify(prompts[0], use_tqdm=False)[0].outputs.probs)
+        plain = llm.classify(prompts[0], PoolingParams(use_activation=False), use_tqdm=False)[0].outputs.probs
+    with torch.inference_mode():
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        scores = model(torch.tensor([prompts[0]])).logits[0]
+    torch.testing.assert_close(found, last(scores), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(plain), scores, atol=1e-4, rtol=1e-4)
+
+
+def test_a_classifier_made_of_the_models_own_tokens_is_refused(checkpoint: Callable[..., Path], engine: Open) -> None:
+    stated = {"classifier_from_token": ["no", "yes"]}
+    with pytest.raises(ModelError, match=r"classifier_from_token .* is not served"):
+        engine(checkpoint("Qwen3ForCausalLM"), convert="classify", hf_overrides=stated)
 
 
 def test_embeddings_are_scored_by_their_angle(checkpoint: Callable[..., Path], engine: Open) -> None:

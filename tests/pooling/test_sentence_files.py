@@ -84,6 +84,80 @@ def test_modules_are_computed_as_their_files_say(folder: Path, engine: Open) -> 
             embedding(llm, TEXT, prompt_name="querry")
 
 
+MODES = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
+    "weighted_mean": "pooling_mode_weightedmean_tokens",
+    "last": "pooling_mode_lasttoken",
+}
+"""In the order in which sentence-transformers puts their vectors together."""
+
+
+@torch.inference_mode()
+def by_modes(folder: Path, ids: list[int], modes: list[str], start: int = 0) -> torch.Tensor:
+    """Return the vectors of several ways of pooling, side by side; the first `start` tokens do not count."""
+    hidden = BertModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
+    places, own = torch.arange(1, len(ids) + 1)[start:, None], hidden[start:]
+    found = {
+        "cls": hidden[0],
+        "max": own.amax(0),
+        "mean": own.mean(0),
+        "mean_sqrt_len": own.sum(0) / len(own) ** 0.5,
+        "weighted_mean": (own * places).sum(0) / places.sum(),
+        "last": hidden[-1],
+    }
+    return torch.cat([found[mode] for mode in modes])
+
+
+def keep_pooling_only(folder: Path, pooling: dict[str, Any]) -> None:
+    write(folder, "modules.json", json.loads((folder / "modules.json").read_text())[:2])
+    write(folder, "1_Pooling/config.json", {"word_embedding_dimension": 64, **pooling})
+
+
+@pytest.mark.parametrize("modes", [["mean", "max", "cls"], ["last", "weighted_mean"], list(MODES)])
+def test_several_ways_of_pooling_stand_side_by_side(modes: list[str], folder: Path, engine: Open) -> None:
+    keep_pooling_only(folder, {MODES[mode]: True for mode in modes})
+    with engine(folder, max_model_len=None) as llm:
+        found, ids = embedding(llm, TEXT), ids_of(llm, TEXT)
+    expected = by_modes(folder, ids, [mode for mode in MODES if mode in modes])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [["max", "cls"], "max+cls"])
+def test_the_newer_field_names_ways_in_its_own_order(mode: Any, folder: Path, engine: Open) -> None:
+    keep_pooling_only(folder, {"pooling_mode": mode})
+    with engine(folder, max_model_len=None) as llm:
+        expected = by_modes(folder, ids_of(llm, TEXT), ["max", "cls"])
+        torch.testing.assert_close(embedding(llm, TEXT), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_behind_read_all_ways_and_the_user_may_name_several(folder: Path, engine: Open) -> None:
+    tensors = load_file(folder / "2_Dense" / "model.safetensors")
+    wide = torch.cat([tensors["linear.weight"], -tensors["linear.weight"]], dim=1)
+    save_file({**tensors, "linear.weight": wide}, folder / "2_Dense" / "model.safetensors")
+    with engine(folder, max_model_len=None, pooler_config={"pooling_type": "CLS+MAX"}) as llm:
+        both, found = by_modes(folder, ids_of(llm, TEXT), ["cls", "max"]), embedding(llm, TEXT)
+    last = load_file(folder / "3_Dense" / "model.safetensors")["linear.weight"]
+    expected = F.normalize(last @ torch.tanh(wide @ both + tensors["linear.bias"]), dim=0)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_named_prompt_is_read_but_not_pooled_where_files_say_so(folder: Path, engine: Open) -> None:
+    modes = ["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"]
+    keep_pooling_only(folder, {MODES[mode]: True for mode in modes} | {"include_prompt": False})
+    with engine(folder, max_model_len=None) as llm:
+        ids, before = ids_of(llm, PREFIX + TEXT), ids_of(llm, PREFIX)
+        expected = by_modes(folder, ids, modes, start=len(before) - 1)
+        found = embedding(llm, TEXT, prompt_name="query")
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        plain = by_modes(folder, ids_of(llm, TEXT), modes)
+        torch.testing.assert_close(embedding(llm, TEXT), plain, atol=1e-4, rtol=1e-4)
+        with pytest.raises(InvalidRequest, match=r"leaves 4 tokens, and the prompt before the text has \d+"):
+            embedding(llm, TEXT, prompt_name="query", truncate_prompt_tokens=4)
+
+
 def test_a_default_prompt_is_put_before_every_text(folder: Path, engine: Open) -> None:
     write(folder, "config_sentence_transformers.json", {"prompts": {"q": PREFIX}, "default_prompt_name": "q"})
     with engine(folder, max_model_len=None) as llm:
@@ -143,7 +217,8 @@ def test_embeddings_are_cut_only_where_the_model_was_made_for_it(folder: Path, e
         ("modules.json", {"idx": 0}, "is no list of modules"),
         ("modules.json", [{"idx": 0, "path": "", "type": "x.Magic"}], "a module of the class 'Magic'"),
         ("modules.json", [{"idx": 0, "path": "../x", "type": "x.Dense"}], "outside its own"),
-        ("1_Pooling/config.json", {}, "asks for 0 ways of pooling"),
+        ("1_Pooling/config.json", {}, "asks for no way of pooling"),
+        ("1_Pooling/config.json", {"pooling_mode": 3}, "pooling_mode is 3; it must be a name, or a list of names"),
         ("1_Pooling/config.json", {"pooling_mode": "dance"}, "the model wants the pooler 'dance'; available: all, cls"),
         ("2_Dense/config.json", {"out_features": 48, "activation_function": "x.Swoosh"}, "activation 'Swoosh'"),
         ("2_Dense/config.json", {"activation_function": "x.Tanh"}, "out_features is None"),
@@ -163,7 +238,15 @@ def test_files_that_make_no_sense_are_refused_by_name(
         ({"pooler_config": {"poling_type": "LAST"}}, "'poling_type' is not known; did you mean 'pooling_type'"),
         ({"pooler_config": {"pooling_type": "FIRST"}}, "unknown pooler 'first'; available: all, cls"),
         ({"pooler_config": {"seq_pooling_type": "ALL"}}, "seq_pooling_type 'all' gives many vectors"),
-        ({"pooler_config": {"dimensions": "8"}}, "dimensions must be a number, not '8'"),
+        ({"pooler_config": {"dimensions": "8"}}, "dimensions must be an integer from 1, not '8'"),
+        ({"pooler_config": {"pooling_type": "CLS+ALL"}}, "'cls\\+all' joins vectors of prompts with those of tokens"),
+        ({"pooler_config": {"max_embed_len": 90}}, "max_embed_len 90 is the longest text embedded in pieces; set"),
+        ({"pooler_config": {"enable_chunked_processing": 1}}, "enable_chunked_processing must be true or false, not 1"),
+        ({"pooler_config": {"normalize": "no"}}, "normalize must be true or false, not 'no'"),
+        ({"pooler_config": {"logit_sigma": 0}}, "logit_sigma must be a number but 0, not 0"),
+        ({"pooler_config": {"returned_token_ids": 3}}, "returned_token_ids must be a list of integers from 0, not 3"),
+        ({"pooler_config": {"returned_token_ids": [3]}}, "are not there; this model gives embeddings"),
+        ({"pooler_config": {"dimensions": 64}}, "dimensions 64 cannot be kept; the model's embeddings have 32"),
         ({"runner": "generate"}, "--runner generate: 'BertModel' has no head that makes tokens"),
         ({"convert": "classify"}, "--convert classify: 'BertModel' is for 'embed' already"),
     ],

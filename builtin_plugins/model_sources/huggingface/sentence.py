@@ -16,12 +16,13 @@ from core.api import DenseSpec, ModelError, SentenceFacts
 MODULES: Final = "modules.json"
 _POOLERS: Final = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
+"""In the order of their vectors where there are several."""
 _MODES: Final = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 """Names of the newer single field that differ from ours."""
 _ACTIVATIONS: Final = {
@@ -43,10 +44,11 @@ def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFact
     if modules is None:
         return None if scores is None else SentenceFacts(last=scores)
     config = _optional(folder / "config_sentence_transformers.json")
-    pooler, normalize, dense = None, False, []
+    pooler, normalize, include_prompt, dense = None, False, True, []
     for kind, name in modules:
         if kind == "Pooling":
-            pooler = _pooler(folder / name / "config.json")
+            pooling = folder / name / "config.json"
+            pooler, include_prompt = _pooler(pooling), read_json(pooling).get("include_prompt") is not False
         elif kind == "Dense":
             dense.append(_dense(folder / name / "config.json", name))
         normalize |= kind == "Normalize"
@@ -54,6 +56,7 @@ def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFact
     return SentenceFacts(
         pooler=pooler,
         normalize=normalize,
+        include_prompt=include_prompt,
         dense=tuple(dense),
         prompts={str(name): str(text) for name, text in prompts.items()},
         default_prompt=config.get("default_prompt_name"),
@@ -87,13 +90,14 @@ def _modules(path: Path) -> list[tuple[str, str]] | None:
 
 def _pooler(path: Path) -> str:
     config = read_json(path)
-    if config.get("include_prompt") is False:
-        raise ModelError(f"{path}: include_prompt is off, so prompts would have to be left out; that is not served.")
     mode = config.get("pooling_mode")
-    named = [_MODES.get(mode, mode)] if mode else [ours for theirs, ours in _POOLERS.items() if config.get(theirs)]
-    if len(named) != 1 or not isinstance(named[0], str):
-        raise ModelError(f"{path} asks for {len(named)} ways of pooling ({named}); one is served.")
-    return named[0]
+    modes = mode.split("+") if isinstance(mode, str) else mode or ()
+    if not isinstance(modes, (list, tuple)) or not all(isinstance(each, str) for each in modes):
+        raise ModelError(f"{path}: pooling_mode is {mode!r}; it must be a name, or a list of names.")
+    named = [_MODES.get(each, each) for each in modes] or [n for key, n in _POOLERS.items() if config.get(key)]
+    if not named:
+        raise ModelError(f"{path} asks for no way of pooling; set pooling_mode, to mean for example.")
+    return "+".join(named)
 
 
 def _dense(path: Path, name: str) -> DenseSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from builtin_plugins.models.encoders.heads import IGNORED, bare, dense, pooling
@@ -81,10 +82,13 @@ def eurobert(hf_config: object) -> DecoderSpec:
     """Return the facts of a EuroBERT config: Llama's layers, seeing both sides."""
     facts = ModelFacts(hf_config)
     norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
-    where = {"bos": "cls", "cls": "cls", "mean": "mean"}.get(str(facts.get("classifier_pooling", "late")))
-    spec = pooling(facts, (dense("dense", facts.count("hidden_size"), "gelu"),), pooler=where or "cls")
-    if where is None and spec.task == "classify" and not spec.per_token:
-        raise ModelError("classifier_pooling 'late' in config.json is not served; 'bos' and 'mean' are.")
+    where = str(facts.get("classifier_pooling", "late"))
+    if where not in ("bos", "mean", "late"):
+        raise ModelError(f"classifier_pooling {where!r} in config.json is not served; 'bos', 'mean' and 'late' are.")
+    pooler = "cls" if where == "bos" else "mean"
+    spec = pooling(facts, (dense("dense", facts.count("hidden_size"), "gelu"),), pooler=pooler)
+    if spec.task == "classify" and not spec.per_token:
+        spec = replace(spec, late=where == "late")
     layer = LayerSpec(
         attention=facts.attention(causal=False, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(bias=facts.flag("mlp_bias")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.runners.pooling.pieces import Pieces, joined
 from core.api import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -37,8 +38,11 @@ class Calls:
     before each prompt). Raises `InvalidRequest` before anything runs, `RequestFailed` when a request failed inside.
     """
 
-    def __init__(self, prompts: PoolingPrompts, info: PoolingInfo, run: Run | None) -> None:
-        self._prompts, self._info, self._run = prompts, info, run
+    def __init__(
+        self, prompts: PoolingPrompts, info: PoolingInfo, run: Run | None, pieces: Pieces | None = None
+    ) -> None:
+        """`pieces` cuts long texts; None: they are refused."""
+        self._prompts, self._info, self._run, self._pieces = prompts, info, run, pieces
         self.ready = prompts.ready
 
     def encode(
@@ -54,8 +58,11 @@ class Calls:
         """Return tensors: what the model was made for, or `pooling_task`."""
         listed = _listed(prompts)
         params = _params(pooling_params, len(listed), pooling_task, truncate_prompt_tokens)
-        ready = [self._prompts.one(prompt, each, prompt_name) for prompt, each in zip(listed, params, strict=True)]
-        return self._outputs(ready, params, use_tqdm)
+        made = [self._prompts.one(prompt, each, prompt_name) for prompt, each in zip(listed, params, strict=True)]
+        cut = [self._cut(prompt, each) for prompt, each in made]
+        runs = [run for runs in cut for run in runs]
+        found = iter(self._outputs([prompt for prompt, _ in runs], [each for _, each in runs], use_tqdm))
+        return [joined([next(found) for _ in runs]) for runs in cut]
 
     def embed(self, prompts: Any, pooling_params: Params = None, **options: Any) -> list[EmbeddingRequestOutput]:
         """Return one embedding for each prompt."""
@@ -115,6 +122,11 @@ class Calls:
             for o in found
         ]
 
+    def _cut(self, prompt: Any, params: PoolingParams) -> list[tuple[Any, PoolingParams]]:
+        """Return the requests that are run for a prompt: one, or several for a long text that is embedded."""
+        is_embedded = (params.task or self._info.tasks[0]) == "embed"
+        return self._pieces.cut(prompt, params) if self._pieces is not None and is_embedded else [(prompt, params)]
+
     def _cosines(
         self, first: list[Any], second: list[Any], params: PoolingParams, use_tqdm: Any
     ) -> list[ScoringRequestOutput]:
@@ -146,7 +158,7 @@ def _listed(prompts: Any) -> list[Any]:
 
 def _params(given: Params, count: int, task: str | None, truncate: int | None) -> list[PoolingParams]:
     params = PoolingParams() if given is None else given
-    listed = [params] * count if isinstance(params, PoolingParams) else list(params)
+    listed: list[Any] = [params] * count if not isinstance(params, Sequence) else list(params)
     if len(listed) != count or not all(isinstance(each, PoolingParams) for each in listed):
         raise InvalidRequest("pooling_params", f"must be PoolingParams, or a list of {count} of them.")
     changes: dict[str, Any] = {} if task is None else {"task": task}

@@ -21,10 +21,10 @@ class PoolingPrompts:
         if isinstance(prompt, tuple):
             first, second = prompt
             return self.pair(first, second, params)
-        return self.one(prompt, params, name), params
+        return self.one(prompt, params, name)
 
-    def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> Any:
-        """Return the token ids of a prompt in any form, the text of prompt `name` put before it.
+    def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> tuple[Any, PoolingParams]:
+        """Return the token ids of a prompt in any form, the text of prompt `name` put before it, and its parameters.
 
         Truncation keeps the beginning, and the special tokens at the end of a text.
         """
@@ -35,10 +35,11 @@ class PoolingPrompts:
             text = text.lower() if self._facts.lower_case else text
             given = {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt": text}
             ids = self._fitted(text, None, params)
-            return self._renderer.prompt(given if ids is None else {**given, "prompt_token_ids": ids[0]})
+            ready = self._renderer.prompt(given if ids is None else {**given, "prompt_token_ids": ids[0]})
+            return ready, params if self._facts.include_prompt or not before else self._without(before, ready, params)
         ready = self._renderer.prompt(prompt)
         keep = self._keep(params)
-        return ready if keep is None else type(ready)(ready.token_ids[:keep], ready.text, ready.cache_salt)
+        return ready if keep is None else type(ready)(ready.token_ids[:keep], ready.text, ready.cache_salt), params
 
     def pair(self, first: str, second: str, params: PoolingParams) -> tuple[Any, PoolingParams]:
         """Return two texts as one prompt, and the parameters that say where the second begins."""
@@ -52,6 +53,18 @@ class PoolingPrompts:
         start = types.index(1) if 1 in types else -1
         prompt = self._renderer.prompt({"prompt_token_ids": ids, "prompt": f"{first}\n{second}"})
         return prompt, params.clone(pair_start=start)
+
+    def _without(self, before: str, ready: Any, params: PoolingParams) -> PoolingParams:
+        """Return the parameters that leave the tokens of a named prompt out, as sentence-transformers counts them."""
+        before = before.lower() if self._facts.lower_case else before
+        alone, bare = (self._renderer.encode(before, special) for special in (True, False))
+        count = len(alone) - (bool(bare) and alone[-1] != bare[-1])  # but for a special token at the end
+        if count >= len(ready.token_ids):
+            raise InvalidRequest(
+                "truncate_prompt_tokens",
+                f"leaves {len(ready.token_ids)} tokens, and the prompt before the text has {count}.",
+            )
+        return params.clone(unpooled=count)
 
     def _before(self, name: str | None) -> str:
         prompts = self._facts.prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from builtin_plugins.runners.pooling import settle
+from builtin_plugins.runners.pooling import settle, wishes
 from builtin_plugins.runners.pooling.calls import Calls
 from builtin_plugins.runners.pooling.prompts import PoolingPrompts
 from builtin_plugins.runners.pooling.requests import as_sampling
@@ -40,9 +40,10 @@ class Pooling:
         """Return what pools, with the poolers of the model."""
         from builtin_plugins.runners.pooling.stage import PoolingStage  # lazy: torch is slow to import
 
-        chosen = (parts.spec.pooling.pooler, parts.spec.pooling.token_pooler)
-        registry = self._registry
-        return PoolingStage(parts, [registry.make(registry.choose("poolers", name)) for name in chosen])
+        spec, registry = parts.spec.pooling, self._registry
+        names = ("all",) if spec.late else spec.poolers
+        made = [registry.make(registry.choose("poolers", name)) for name in (*names, spec.token_pooler)]
+        return PoolingStage(parts, made[:-1], made[-1])
 
     def admit(self, info: PoolingInfo | None, params: Any) -> tuple[PoolingParams, SamplingParams]:
         """Return a request's parameters, checked by what the model can do."""
@@ -52,4 +53,5 @@ class Pooling:
     def calls(self, front: Any, run: Callable[..., Any] | None) -> Calls:
         """Return what `LLM` offers of the model."""
         prompts = PoolingPrompts(front.renderer, front.source.sentence, front.admission.limits.max_prompt_len)
-        return Calls(prompts, front.info.pooling, run)
+        pieces = wishes.pieces(front.config, front.admission.limits.max_prompt_len)
+        return Calls(prompts, front.info.pooling, run, pieces)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.runners.pooling.wishes import by_user, check_columns, load_poolers
 from core.api import (
     ConfigError,
     DecoderSpec,
@@ -18,7 +19,6 @@ from core.api import (
     ModelFacts,
     PoolingInfo,
     PoolingSpec,
-    did_you_mean,
 )
 
 if TYPE_CHECKING:
@@ -36,21 +36,6 @@ _CONVERTED: Final[Mapping[str, PoolingSpec]] = {
     "classify": PoolingSpec(task="classify", pairs=True),
     "reward": PoolingSpec(task="classify", per_token=True, logits=True, last="none"),
 }
-_KEYS: Final = (
-    "pooling_type",
-    "seq_pooling_type",
-    "tok_pooling_type",
-    "use_activation",
-    "normalize",
-    "softmax",
-    "activation",
-    "dimensions",
-    "logit_bias",
-    "logit_mean",
-    "logit_sigma",
-    "step_tag_id",
-    "returned_token_ids",
-)
 
 
 def aliases(architecture: str) -> list[str]:
@@ -81,8 +66,14 @@ def settle(
     if not chosen.head and chosen.task == "classify" and not chosen.logits:
         score = DenseSpec(name="score", width=ModelFacts(source.hf_config).num_labels(), bias=chosen.per_token)
         chosen = replace(chosen, head=(score,))
+    if getattr(source.hf_config, "classifier_from_token", None):
+        raise ModelError(
+            "classifier_from_token in config.json is not served: a classifier cannot be made of the model's own head. "
+            "Without it, --convert reward with returned_token_ids in --pooler-config gives those tokens' scores."
+        )
     chosen = _by_files(chosen, source)
-    chosen = _by_user(chosen, config.options.get("pooler_config") or {}, registry)
+    chosen = by_user(chosen, config.options.get("pooler_config") or {}, registry)
+    check_columns(chosen, size_of(spec, chosen))
     load_poolers(chosen, registry)
     settled: dict[str, Any] = {"pooling": chosen}
     if stated is None and isinstance(spec, DecoderSpec):
@@ -93,13 +84,13 @@ def settle(
 def info(spec: Any, registry: Any) -> PoolingInfo:
     """Return what a settled model can do."""
     pooling: PoolingSpec = spec.pooling
-    size = pooling.head[-1].width if pooling.head else spec.vocab_size if pooling.logits else spec.hidden_size
+    size = size_of(spec, pooling)
     many = "token_embed" if pooling.task == "embed" else "token_classify"
     one = () if pooling.per_token else (pooling.task, *(("score",) if pooling.task == "classify" and size == 1 else ()))
-    poolers = load_poolers(pooling, registry)
+    poolers, token_pooler = load_poolers(pooling, registry)
     tasks = (*one, many)
-    causal = not getattr(spec, "bidirectional", False)
-    whole = tuple(t for t in tasks if poolers[t.startswith("token_")].whole or not causal)
+    causal, every = not getattr(spec, "bidirectional", False), pooling.late or any(each.whole for each in poolers)
+    whole = tuple(t for t in tasks if not causal or (token_pooler.whole if t.startswith("token_") else every))
     return PoolingInfo(
         tasks=tasks,
         size=size,
@@ -109,6 +100,14 @@ def info(spec: Any, registry: Any) -> PoolingInfo:
         step_tag_id=pooling.step_tag_id,
         pairs=pooling.pairs,
     )
+
+
+def size_of(spec: Any, pooling: PoolingSpec) -> int:
+    """Return how many numbers a pooled model gives for a prompt."""
+    if pooling.head:
+        return pooling.head[-1].width
+    width: int = spec.vocab_size if pooling.logits else spec.hidden_size
+    return width * len(pooling.poolers)
 
 
 def fit(config: EngineConfig, spec: Any) -> EngineConfig:
@@ -175,57 +174,3 @@ def _by_problem(facts: ModelFacts) -> Any:
         "multi_label_classification": "sigmoid",
     }
     return kinds.get(facts.get("problem_type"))
-
-
-def _by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> PoolingSpec:
-    """Lay `--pooler-config` over all else."""
-    changes: dict[str, Any] = {}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    for name, value in given.items():
-        if name not in _KEYS:
-            raise ConfigError(
-                f"--pooler-config: {name!r} is not known{did_you_mean(name, _KEYS)}. Known: {', '.join(_KEYS)}."
-            )
-        if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, _NUMBERS[name])):
-            raise ConfigError(f"--pooler-config: {name} must be a number, not {value!r}.")
-        if name.endswith("pooling_type"):
-            changes |= _pooler_called(name, str(value).lower(), spec, registry)
-    for name in ("use_activation", "normalize", "softmax", "activation"):
-        if name in given:
-            # True: what holds anyway, unless files say that nothing is done.
-            changes["last"] = "none" if not given[name] else None if spec.last == "none" else spec.last
-    if "dimensions" in given:
-        changes |= {"dimensions": given["dimensions"], "matryoshka": True}
-    changes |= {ours: given[name] for name, ours in _RENAMED.items() if name in given}
-    if "returned_token_ids" in given:
-        changes["returned_token_ids"] = tuple(given["returned_token_ids"])
-    return replace(spec, **changes)
-
-
-_NUMBERS: Final[Mapping[str, Any]] = {
-    "dimensions": int,
-    "step_tag_id": int,
-    "logit_bias": (int, float),
-    "logit_mean": (int, float),
-    "logit_sigma": (int, float),
-}
-_RENAMED: Final = {"logit_bias": "mean", "logit_mean": "mean", "logit_sigma": "sigma", "step_tag_id": "step_tag_id"}
-
-
-def _pooler_called(key: str, name: str, spec: PoolingSpec, registry: Any) -> dict[str, Any]:
-    per_token: bool = registry.load(registry.choose("poolers", name), probe=True).per_token
-    if key != "pooling_type" and per_token != key.startswith("tok"):
-        raise ConfigError(f"--pooler-config: {key} {name!r} gives {'many vectors' if per_token else 'one vector'}.")
-    if not per_token and spec.per_token:
-        return {"pooler": name, "per_token": False}
-    return {"token_pooler": name, "per_token": key == "pooling_type"} if per_token else {"pooler": name}
-
-
-def load_poolers(spec: PoolingSpec, registry: Any) -> tuple[Any, Any]:
-    """Return the classes that pool for a prompt and for each token. Raises `ModelError` for a name nobody has."""
-    names = {registered.entry.name for registered in registry.entries("poolers")}
-    for name in (spec.pooler, spec.token_pooler):
-        if name not in names:
-            raise ModelError(f"the model wants the pooler {name!r}; available: {', '.join(sorted(names)) or 'none'}.")
-    one, many = (registry.load(registry.choose("poolers", name)) for name in (spec.pooler, spec.token_pooler))
-    return one, many

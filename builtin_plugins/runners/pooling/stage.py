@@ -9,19 +9,21 @@ from typing import Any
 import torch
 
 from builtin_plugins.runners.pooling.finish import finish
-from core.api import PER_TOKEN, NewRow, Pooler, PoolingSpec, StageParts, StepPlan, StepRows
+from core.api import PER_TOKEN, NewRow, Pooler, PoolingParams, PoolingSpec, StageParts, StepPlan, StepRows
 
-Explain = Callable[[Exception, str | None], str]
+Plugged = tuple[Pooler, Callable[[Exception, str | None], str]]
+"""A pooler, and what says of an error in a request that it is to blame."""
 
 
 class PoolingStage:
     """Keeps what earlier chunks of a prompt gave, where its pooler needs all of it. Reads no device value back."""
 
-    def __init__(self, parts: StageParts, poolers: Sequence[tuple[Pooler, Explain]]) -> None:
-        """`poolers`: the one for the prompt as a whole, and the one for each token."""
+    def __init__(self, parts: StageParts, poolers: Sequence[Plugged], token_pooler: Plugged) -> None:
+        """`poolers`: those for the prompt as a whole, whose vectors become one; `token_pooler`: that for each token."""
         self._model: Any = parts.model
         self._spec: PoolingSpec = parts.spec.pooling
-        self._batch, self._result, self._poolers = parts.batch, parts.result, poolers
+        self._batch, self._result = parts.batch, parts.result
+        self._poolers = (tuple(poolers), (token_pooler,))
         self._held: dict[int, list[torch.Tensor]] = {}
 
     def added(self, new: NewRow) -> None:
@@ -49,16 +51,15 @@ class PoolingStage:
         ending = set(inputs.samples)
         for i, end in enumerate(accumulate(inputs.counts)):
             request = self._request(inputs.rows[i])
-            pooler, explain = self._poolers[request.pooling is not None and request.pooling.task in PER_TOKEN]
+            poolers = self._poolers[request.pooling is not None and request.pooling.task in PER_TOKEN]
             own = hidden[end - inputs.counts[i] : end]
-            if pooler.whole and inputs.counts[i] < request.prompt_len:
+            if inputs.counts[i] < request.prompt_len and any(pooler.whole for pooler, _ in poolers):
                 self._held[request.row].append(own.clone())
                 own = torch.cat(self._held[request.row])
             if len(own) and i in ending and request.pooling is not None:
-                try:
-                    found[request.row] = pooler.pool(own, request.token_ids, request.pooling)
-                except Exception as error:  # noqa: BLE001 - plugin code; fails this request, named
-                    errors[request.row] = explain(error, request.request_id)
+                vectors = _pooled(poolers, own, request, request.pooling, errors)
+                if request.row not in errors:
+                    found[request.row] = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
         self._finish(pending, found)
         return pending
 
@@ -74,6 +75,8 @@ class PoolingStage:
             for row, values in zip(found, numbers, strict=True):
                 params = self._request(row).pooling
                 assert params is not None
+                if self._spec.late and params.task not in PER_TOKEN:
+                    values = values.mean(0, keepdim=True)
                 pending.pooled[row] = finish(values, self._spec, params)
             good = {row: values.isfinite().all() for row, values in pending.pooled.items()}
             whole = torch.ones((), dtype=torch.bool, device=device)
@@ -83,3 +86,17 @@ class PoolingStage:
         request = self._batch.requests[row]
         assert request is not None, f"row {row} computes without a request"
         return request
+
+
+def _pooled(
+    poolers: Sequence[Plugged], hidden: torch.Tensor, request: NewRow, params: PoolingParams, errors: dict[int, str]
+) -> list[torch.Tensor]:
+    """Return what each pooler makes of a prompt; the first that fails fails the request, named."""
+    vectors = []
+    for pooler, explain in poolers:
+        try:
+            vectors.append(pooler.pool(hidden, request.token_ids, params))
+        except Exception as error:  # noqa: BLE001 - plugin code
+            errors[request.row] = explain(error, request.request_id)
+            break
+    return vectors
