@@ -230,6 +230,8 @@ class FakeWorker:
         cell = self.contents.setdefault((group.pool, block), {})
         if isinstance(group.spec, RecurrentState):
             cell.clear()  # there is one state, that after the last token
+            if value == POISON:  # whoever reads it reads that, wherever it has come to
+                cell.update(dict.fromkeys(range(group.block_size), POISON))
         cell[position % group.block_size] = value
 
     def _write_and_read(self, sequence: Sequence, tables: list[list[int]], start: int, end: int) -> None:
