@@ -13,6 +13,7 @@ from core.plugin_args import logits_processors
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
+    from core.contracts import GeneratingModel
     from core.pooling_types import PoolingParams
 
 
@@ -56,7 +57,8 @@ class Generate:
         entries = logits_processors(config, registry) if parts.is_last else ()
         processors = Processors([Active(*registry.make(registered, context)) for registered in entries])
         batch: Any = parts.batch
-        stage = SamplingStage(parts.model, batch, processors, parts.extensions, config.model.logprobs_mode)
+        model = cast("GeneratingModel", parts.model)
+        stage = SamplingStage(model, batch, processors, parts.extensions, config.model.logprobs_mode)
         return cast(Stage, stage)
 
     def admit(self, info: object, params: Any) -> tuple[PoolingParams | None, SamplingParams]:

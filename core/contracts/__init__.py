@@ -9,6 +9,7 @@ from core.contracts.grammar import Grammar, GrammarBackend, GrammarState
 from core.contracts.models import (
     Architecture,
     BuildContext,
+    GeneratingModel,
     LinearMethod,
     Model,
     ModelSource,
@@ -49,6 +50,7 @@ __all__ = [
     "Command",
     "Executor",
     "ForwardBatch",
+    "GeneratingModel",
     "Grammar",
     "GrammarBackend",
     "GrammarState",

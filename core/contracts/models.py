@@ -110,6 +110,10 @@ class Model(Protocol):
         Stages receive from the one before and send to the one behind in here (`BuildContext.pipeline`).
         """
 
+
+class GeneratingModel(Model, Protocol):
+    """A model that tokens are sampled from."""
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32 for n selected hidden states. Only the last stage is asked."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from core.config.sections import LogprobsMode
-from core.contracts import Model, SampleRows
+from core.contracts import GeneratingModel, SampleRows
 from core.step import NewRow, StepPlan
 from core.types import SamplingParams
 from core.worker.processors import Processors, select
@@ -27,7 +27,12 @@ class SamplingStage:
     """The second half of a step. Nothing in it reads a device value back."""
 
     def __init__(
-        self, model: Model, batch: Batch, processors: Processors, extensions: Extensions, mode: LogprobsMode
+        self,
+        model: GeneratingModel,
+        batch: Batch,
+        processors: Processors,
+        extensions: Extensions,
+        mode: LogprobsMode,
     ) -> None:
         self.processors = processors
         self.added, self.removed = processors.added, processors.removed

@@ -89,10 +89,6 @@ class Deberta(nn.Module):
         """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden states."""
         return self.head(hidden)  # type: ignore[no-any-return]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """There is no head for tokens."""
-        raise NotImplementedError("DeBERTa makes no tokens")
-
 
 class Distances(nn.Module):
     """A vector for each distance, and which of them each pair of tokens has."""
