@@ -97,6 +97,7 @@ from core.model_spec import (
     MoeSpec,
     NormSpec,
     RelativeSpec,
+    SharedSpec,
     Temperature,
     alibi_slopes,
 )
@@ -298,6 +299,7 @@ __all__ = [
     "SentenceFacts",
     "Server",
     "ServerActivity",
+    "SharedSpec",
     "SlidingWindow",
     "Span",
     "Stage",

@@ -246,6 +246,25 @@ class CrossSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSpec:
+    """One layer's use of a transformer that several layers share: attention and an MLP, each behind a norm.
+
+    It reads the stream beside the tokens' embedding, twice as wide, and adds nothing to the stream by itself.
+    """
+
+    stored: str
+    """Checkpoint prefix of what is shared."""
+    use: int
+    """Which use of any such transformer this is: what is not shared has its number."""
+    norm: NormSpec
+    mlp: MlpSpec
+    rank: int
+    """Of the products that each use adds to what the MLP reads."""
+    adapts_attention: bool = False
+    """It adds such to queries, keys and values too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: what it is made of, and where norms stand.
 
@@ -275,10 +294,22 @@ class LayerSpec:
     """`attention_in` and `mlp_in` change the stream itself. For each: factors on it, and on what is added."""
     cross: CrossSpec | None = None
     """Between the two, attention to what the encoder made."""
+    shared: SharedSpec | None = None
+    """`attention` is that of a transformer in which several layers share weights; the recurrent part reads its result."""
 
     def __post_init__(self) -> None:
         if self.attention is None and self.recurrent is None and self.mlp is None:
             raise ModelError("a layer has neither attention nor a recurrent part nor an MLP; it would do nothing.")
+        if self.parallel and (self.attention_out or self.mlp_out or not self.mlp):
+            raise ModelError("a layer whose parts are parallel has both, and norms only before them.")
+        if self.norm_sum and not (self.attention_out and self.mlp_out and self.mlp):
+            raise ModelError("a layer that normalises sums needs attention_out, mlp_out and an MLP.")
+        if self.normed_stream and not (self.attention_in and self.mlp_in and self.mlp):
+            raise ModelError("a layer that normalises the stream itself needs attention_in, mlp_in and an MLP.")
+        if self.shared and not (isinstance(self.attention, AttentionSpec) and self.recurrent):
+            raise ModelError(
+                "a layer with a shared transformer needs its attention, and a recurrent part that reads it."
+            )
 
     @property
     def shares(self) -> int | None:
@@ -383,6 +414,11 @@ class DecoderSpec:
         """Say whether a prompt must be computed in one step."""
         return any(layer.attention is not None and not layer.attention.causal for layer in self.layers)
 
+    @property
+    def is_guided(self) -> bool:
+        """Say whether layers read the tokens' embedding beside the stream."""
+        return any(layer.shared is not None for layer in self.layers)
+
     def check_split(self, tensor: int, pipeline: int) -> None:
         """Raise `ConfigError` when `tensor` ranks cannot split every layer, or `pipeline` stages have no layer each."""
         if pipeline > len(self.layers):
@@ -391,7 +427,7 @@ class DecoderSpec:
                 f"use at most {len(self.layers)}."
             )
         tied = any(layer.shares is not None or layer.late is not None for layer in self.layers)
-        if pipeline > 1 and (self.layer_inputs or tied):
+        if pipeline > 1 and (self.layer_inputs or tied or self.is_guided):
             raise ConfigError(
                 f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or results or the "
                 "embedding; use --tensor-parallel-size instead."

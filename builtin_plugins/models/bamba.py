@@ -2,17 +2,8 @@
 
 from typing import Any
 
-from builtin_plugins.models.state_spaces import mamba2
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, WeightNames, hookimpl
-
-NAMES = WeightNames(
-    recurrent="mamba",
-    mlp_in="pre_ff_layernorm",
-    gate="feed_forward.gate_proj",
-    up="feed_forward.up_proj",
-    down="feed_forward.down_proj",
-    final_norm="model.final_layernorm",
-)
+from builtin_plugins.models.state_spaces import HYBRID_NAMES, mamba2
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, hookimpl
 
 
 @hookimpl
@@ -37,4 +28,4 @@ def spec(hf_config: object) -> DecoderSpec:
         LayerSpec(**mixers[index in attending], mlp=mlp, attention_in=norm, mlp_in=norm)
         for index in range(facts.num_layers())
     )
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=HYBRID_NAMES)

@@ -2,17 +2,8 @@
 
 from typing import Any
 
-from builtin_plugins.models.state_spaces import mamba2
-from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, WeightNames, hookimpl
-
-NAMES = WeightNames(
-    recurrent="mamba",
-    mlp_in="pre_ff_layernorm",
-    gate="feed_forward.gate_proj",
-    up="feed_forward.up_proj",
-    down="feed_forward.down_proj",
-    final_norm="model.final_layernorm",
-)
+from builtin_plugins.models.state_spaces import HYBRID_NAMES, mamba2
+from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, hookimpl
 
 
 @hookimpl
@@ -57,7 +48,7 @@ def spec(hf_config: object) -> DecoderSpec:
         norm=norm,
         embed_scale=facts.number("embedding_multiplier", 1.0),
         logit_scale=facts.number("lm_head_multiplier", 1.0),
-        names=NAMES,
+        names=HYBRID_NAMES,
     )
 
 

@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from core.api import Mamba2Spec, ModelError, ModelFacts
+from core.api import Mamba2Spec, ModelError, ModelFacts, WeightNames
+
+HYBRID_NAMES = WeightNames(
+    recurrent="mamba",
+    mlp_in="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    final_norm="model.final_layernorm",
+)
+"""Where checkpoints that go back to Jamba keep things."""
 
 
 def step_limits(facts: ModelFacts) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from core.kv_spec import LayerKV
 from core.model_spec import DecoderSpec
-from core.nn.block import Block, join
+from core.nn.block import Block
 from core.nn.cross_attention import CrossAttention
 from core.nn.embedding import Embedding, Head, VocabWeight
 from core.nn.encoder import Encoder
@@ -19,14 +19,14 @@ from core.nn.linear import Linear, Slice
 from core.nn.norm import Norm, optional_norm
 from core.nn.pooling import PoolingHead
 from core.nn.rotary import Rotary, sinusoids
+from core.nn.stream import Step, join
 from core.nn.weights import WeightMap, empty_parameter, place
 from core.rope_spec import RopeSpec
 from core.step import EncoderFacts
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext, ForwardBatch
-    from core.nn.attention import Attention
-    from core.nn.latent_attention import LatentAttention
+    from core.nn.block import Attending
     from core.nn.recurrent import Recurrent
     from core.nn.state import LayerCache
 
@@ -43,12 +43,13 @@ class Decoder(nn.Module):
         self.vocab_size = spec.vocab_size
         self._pipeline = context.pipeline
         self._dtype = context.dtype
+        self._guided = spec.is_guided
         with torch.device(context.device):
             self._build_first(spec, context)
             self.encoder = Encoder(spec, self.embed, context, self._weights) if spec.encoder is not None else None
             self._build_layers(spec, context)
             self._build_last(spec, context)
-        self._caching: list[Attention | LatentAttention | Recurrent | CrossAttention] = []
+        self._caching: list[Attending | Recurrent | CrossAttention] = []
         self.kv_layers: Sequence[LayerKV] = self._list_caching()
 
     def _list_caching(self) -> list[LayerKV]:
@@ -150,8 +151,6 @@ class Decoder(nn.Module):
         self._blocks = tuple(blocks)
         for index, block in zip(self._own, blocks, strict=True):
             shares = spec.layers[index].shares
-            if index and spec.layers[index - 1].late is not None:
-                block.finish_for(blocks[index - 1 - self._own.start])
             if shares is not None:
                 block.attend_to(blocks[shares - self._own.start])
         self._rotaries = tuple(rotaries.values())
@@ -216,15 +215,16 @@ class Decoder(nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [num_tokens, hidden]: after the last norm or, on earlier stages, as they were sent on."""
         x = self._enter(batch)
-        plans = [*batch.attention, batch.counts]  # the last is that of layers which cache nothing
+        step = Step(batch.positions, [*batch.attention, batch.counts])
+        if self.encoder is not None and batch.encoder_inputs:
+            step.made = self.encoder(batch.encoder_inputs)
+        if self._guided:
+            step.embedded = x.clone()  # norms that add overwrite the stream
         residual: torch.Tensor | None = None
         own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x).unbind(1)
-        made = None
-        if self.encoder is not None and batch.encoder_inputs:
-            made = self.encoder(batch.encoder_inputs)
         for index, block in enumerate(self._blocks):
-            inputs = None if own is None else own[index]
-            x, residual = block(x, residual, batch.positions, plans, inputs, made)
+            step.own = None if own is None else own[index]
+            x, residual = block(x, residual, step)
         out, stream = join(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)

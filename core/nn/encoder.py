@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn.functional import conv1d
 
 from core.nn.activation import make_activation
-from core.nn.block import Block, join
+from core.nn.block import Block
 from core.nn.embedding import Embedding
 from core.nn.norm import optional_norm
 from core.nn.rotary import sinusoids
+from core.nn.stream import Step, join
 from core.nn.weights import empty_parameter, place
 
 if TYPE_CHECKING:
@@ -122,8 +123,9 @@ class Encoder(nn.Module):
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         residual: torch.Tensor | None = None
+        step = Step(positions, [lengths])
         for block in self.layers:
-            x, residual = block(x, residual, positions, [lengths])
+            x, residual = block(x, residual, step)
         return join(self.norm, x, residual)[0]
 
     def _enter(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:

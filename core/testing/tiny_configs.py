@@ -418,6 +418,23 @@ RECURRENT: Final[Mapping[str, Tiny]] = {
         "BambaConfig",
         {**_HYBRID, "attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True},
     ),
+    "Zamba2ForCausalLM": (
+        "Zamba2Config",
+        {
+            **SHAPE,
+            "tie_word_embeddings": True,  # or transformers would not share the other weights either
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 12,
+            "use_mem_rope": True,
+            "add_bias_linear": True,
+            "n_mamba_heads": 8,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 16,
+            "time_step_min": 0.05,
+            "chunk_size": 16,
+        },
+    ),
     "GraniteMoeHybridForCausalLM": (
         "GraniteMoeHybridConfig",
         {

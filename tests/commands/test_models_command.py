@@ -22,7 +22,7 @@ gpt_neo gpt_neox gptj gpt_bigcode codegen opt bloom falcon mpt stablelm starcode
 cohere2 granite granitemoe granitemoeshared glm glm4 glm4_moe exaone4 ernie4_5 ernie4_5_moe hunyuan_v1_dense hunyuan_v1_moe
 internlm3 nemotron persimmon apertus arcee smollm3 seed_oss helium dots1 afmoe bitnet dbrx jais2 gpt_oss llama4_text
 minimax_m2 solar_open hyperclovax biogpt xglm
-deepseek_v2 deepseek_v3 minicpm3 longcat_flash glm4_moe_lite youtu mamba mamba2 falcon_mamba jamba bamba falcon_h1
+deepseek_v2 deepseek_v3 minicpm3 longcat_flash glm4_moe_lite youtu mamba mamba2 falcon_mamba jamba bamba zamba2 falcon_h1
 nemotron_h granitemoehybrid qwen3_next qwen3_5_text kimi_linear minimax olmo_hybrid lfm2 lfm2_moe recurrent_gemma
 """
 """Model types that are promised an architecture of their own."""

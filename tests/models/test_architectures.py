@@ -107,6 +107,11 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("Llama4ForCausalLM", {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 1}),
     ("Llama4ForCausalLM", {"no_rope_layers": None, "moe_layers": None, "interleave_moe_layer_step": 2}),
     ("DbrxForCausalLM", {"attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0, "clip_qkv": 9.0}}),
+    (
+        "Zamba2ForCausalLM",
+        {"num_mem_blocks": 2, "num_hidden_layers": 4, "layers_block_type": ["hybrid", "hybrid", "mamba", "hybrid"]},
+    ),
+    ("Zamba2ForCausalLM", {"use_mem_rope": False, "use_shared_attention_adapter": False, "add_bias_linear": False}),
     ("SmolLM3ForCausalLM", {"no_rope_layers": None, "no_rope_layer_interval": 3, "use_sliding_window": False}),
 ]
 

@@ -46,6 +46,7 @@ KINDS = {
     "dense": "LlamaForCausalLM",
     "experts": "Qwen3MoeForCausalLM",
     "states": "JambaForCausalLM",
+    "shared transformers": "Zamba2ForCausalLM",
     "latents": "DeepseekV3ForCausalLM",
     "encoder and decoder": "T5ForConditionalGeneration",
     "frames and decoder": "WhisperForConditionalGeneration",
