@@ -44,6 +44,7 @@ def scripted_engine(texts: Iterable[str], special: Iterable[str] = ()) -> Iterat
         max_model_len=2048,
         max_num_seqs=256,
         kv_cache_memory_bytes=1 << 26,
+        num_threads=1,
         log_level="error",
     )
     try:

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from core.api import ConfigError, Entry, OutputParser, ParsedDelta, ParseRequest, did_you_mean, hookimpl, suggest
+from core.api import (
+    ConfigError,
+    Entry,
+    OutputParser,
+    ParsedDelta,
+    ParseRequest,
+    did_you_mean,
+    hookimpl,
+    known_formats,
+    suggest,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -48,7 +58,7 @@ class Parse:
     def run(self, context: Any) -> int:
         """Print the whole, or with a way to cut also what each piece brings."""
         args = context.args
-        formats = {kind: known(context.registry, kind) for kind in FLAGS}
+        formats = {kind: known_formats(context.registry, kind) for kind in FLAGS}
         names = dict(zip(FLAGS, (args.tool_call_parser, args.reasoning_parser), strict=True))
         if args.model is not None:
             found = suggest(template_of(Path(args.model)), formats[TOOLS], formats[REASONING])
@@ -69,12 +79,6 @@ class Parse:
         show = print_json if args.json else print_text
         show(names, whole, steps)
         return 0
-
-
-def known(registry: Any, kind: str) -> dict[str, Any]:
-    """Return every format of a kind by name, those to be preferred first."""
-    ranked = sorted(registry.entries(kind), key=lambda found: (-found.entry.priority, found.entry.name))
-    return {found.entry.name: registry.load(found) for found in ranked}
 
 
 def chosen_format(kind: str, name: str | None, formats: Mapping[str, Any]) -> Any:

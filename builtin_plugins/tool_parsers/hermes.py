@@ -5,7 +5,7 @@ Format: the `tool_use` template of NousResearch/Hermes-2-Pro-Llama-3-8B, and Qwe
 
 from __future__ import annotations
 
-from core.api import ParseRequest, Reading, Scan, ToolFormat
+from core.api import CallText, ParseRequest, Reading, Scan, ToolFormat
 
 
 def read(scan: Scan, request: ParseRequest) -> Reading:
@@ -17,4 +17,9 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
             scan.call(call.get("name"), call.get("arguments", {}))
 
 
-HERMES = ToolFormat(read, markers=("<tool_call>", "</tool_call>"), signs=("<tool_call>",))
+HERMES = ToolFormat(
+    read,
+    markers=("<tool_call>", "</tool_call>"),
+    signs=("<tool_call>",),
+    writes=CallText('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>"),
+)

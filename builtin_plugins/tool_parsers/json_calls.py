@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat
+from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat
 
 ARGUMENTS: Final = ("arguments", "parameters")
 FIRST_KEYS: Final = ('"name"', '"arguments"', '"parameters"', '"type"', '"function"', '"id"')
@@ -66,11 +66,23 @@ def note_all(scan: Scan, value: Any, note: Callable[[Scan, Mapping[str, Any]], N
         note(scan, call)
 
 
-def tags(*starts: str, end: str = "", signs: tuple[str, ...] = (), **more: Any) -> ToolFormat:
+def tags(
+    *starts: str, end: str = "", signs: tuple[str, ...] = (), writes: CallText | None = None, **more: Any
+) -> ToolFormat:
     """Return the format of JSON between tags that are special tokens where the tokenizer has them."""
     form = Form(starts, end, **more)
     markers = tuple(text for text in (*starts, end, *form.behind) if text)
-    return ToolFormat(partial(read, form), markers=markers, signs=(*starts[:1], *signs))
+    return ToolFormat(partial(read, form), markers=markers, signs=(*starts[:1], *signs), writes=writes)
+
+
+def one_by_one(start: str, end: str = "", between: str = "\n", key: str = "arguments") -> CallText:
+    """Return how calls are written that have tags each."""
+    return CallText(f'{start}{{"name": "{{name}}", "{key}": ', f"}}{end}", between)
+
+
+def in_a_list(start: str, end: str, between: str = ", ") -> CallText:
+    """Return how calls are written that have tags around them all."""
+    return replace(one_by_one("", between=between), start=start, end=end)
 
 
 def bare(scan: Scan, begun: str) -> Reading:
@@ -112,27 +124,63 @@ def read_xlam(scan: Scan, request: ParseRequest) -> Reading:
                 yield from scan.expect(ends[start])
 
 
-APERTUS: Final = tags("<|tools_prefix|>", end="<|tools_suffix|>", note=keyed)
-ERNIE45: Final = tags("<tool_call>", end="</tool_call>", signs=("<response>",))
+APERTUS: Final = tags(
+    "<|tools_prefix|>",
+    end="<|tools_suffix|>",
+    note=keyed,
+    writes=CallText('{"{name}": ', "}", ", ", start="<|tools_prefix|>[", end="]<|tools_suffix|>"),
+)
+ERNIE45: Final = tags(
+    "<tool_call>",
+    end="</tool_call>",
+    signs=("<response>",),
+    writes=one_by_one("<tool_call>\n", "\n</tool_call>"),
+)
 GIGACHAT3: Final = replace(
     tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
     markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
     signs=("function call", "<|role_sep|>"),
+    writes=one_by_one("<|function_call|>"),
 )
 GRANITE: Final = ToolFormat(
-    read_granite, markers=("<|tool_call|>", "<tool_call>", "</tool_call>"), signs=("<|tool_call|>", "<|start_of_role|>")
+    read_granite,
+    markers=("<|tool_call|>", "<tool_call>", "</tool_call>"),
+    signs=("<|tool_call|>", "<|start_of_role|>"),
+    writes=in_a_list("<|tool_call|>[", "]"),
 )
-GRANITE_20B_FC: Final = tags("<function_call>", behind=("</function_call>",))
-GRANITE4: Final = tags("<tool_call>", end="</tool_call>", signs=("<|start_of_role|>",))
-HUNYUAN_A13B: Final = tags("<tool_calls>", end="</tool_calls>", signs=("<|extra_0|>",))
+GRANITE_20B_FC: Final = tags("<function_call>", behind=("</function_call>",), writes=one_by_one("<function_call> "))
+GRANITE4: Final = tags(
+    "<tool_call>",
+    end="</tool_call>",
+    signs=("<|start_of_role|>",),
+    writes=one_by_one("<tool_call>\n", "\n</tool_call>"),
+)
+HUNYUAN_A13B: Final = tags(
+    "<tool_calls>", end="</tool_calls>", signs=("<|extra_0|>",), writes=in_a_list("<tool_calls>[", "]</tool_calls>")
+)
 INTERNLM: Final = replace(
     tags("<|action_start|><|plugin|>", end="<|action_end|>"),
     markers=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
     signs=("<|plugin|>",),
+    writes=one_by_one("<|action_start|><|plugin|>\n", "<|action_end|>", key="parameters"),
 )
-JAMBA: Final = tags("<tool_calls>", end="</tool_calls>")
-LLAMA_JSON: Final = ToolFormat(read_llama, markers=("<|python_tag|>",), signs=("<|python_tag|>",))
-LONGCAT: Final = tags("<longcat_tool_call>", end="</longcat_tool_call>")
-MINIMAX: Final = tags("<tool_calls>", end="</tool_calls>", signs=("<beginning_of_sentence>",))
-PHI4_MINI: Final = replace(tags("functools["), signs=("<|tool|>", "<|/tool|>"))
-XLAM: Final = ToolFormat(read_xlam, markers=("[TOOL_CALLS]", "<tool_call>", "</tool_call>"))
+JAMBA: Final = tags("<tool_calls>", end="</tool_calls>", writes=in_a_list("<tool_calls>[\n", "\n]</tool_calls>", ",\n"))
+LLAMA_JSON: Final = ToolFormat(
+    read_llama,
+    markers=("<|python_tag|>",),
+    signs=("<|python_tag|>",),
+    writes=one_by_one("", between="; ", key="parameters"),
+)
+LONGCAT: Final = tags(
+    "<longcat_tool_call>",
+    end="</longcat_tool_call>",
+    writes=one_by_one("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+)
+MINIMAX: Final = tags(
+    "<tool_calls>",
+    end="</tool_calls>",
+    signs=("<beginning_of_sentence>",),
+    writes=in_a_list("<tool_calls>\n", "\n</tool_calls>", "\n"),
+)
+PHI4_MINI: Final = replace(tags("functools["), signs=("<|tool|>", "<|/tool|>"), writes=in_a_list("functools[", "]"))
+XLAM: Final = ToolFormat(read_xlam, markers=("[TOOL_CALLS]", "<tool_call>", "</tool_call>"), writes=in_a_list("[", "]"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat, typed_arguments, typed_value
+from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat, typed_arguments, typed_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +171,16 @@ def form(tags: Tags, **given: Any) -> ToolFormat:
     return ToolFormat(partial(read, tags), markers=tuple(dict.fromkeys(markers)), **{"signs": signs, **given})
 
 
-def deepseek(named: tuple[str, ...], call: tuple[str, ...] = (), end: tuple[str, ...] = ()) -> ToolFormat:
-    """Return calls between DeepSeek's special tokens."""
+def deepseek(
+    named: tuple[str, ...], before: str, after: str = "", call: tuple[str, ...] = (), end: tuple[str, ...] = ()
+) -> ToolFormat:
+    """Return calls between DeepSeek's special tokens; `before` and `after` are what is written around arguments."""
     begin, close = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-    return form(
-        Tags(
-            section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-            call=(begin, *call),
-            named=named,
-            end=(*end, close),
-        ),
-        signs=(begin, *call, *named),
+    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    read = form(
+        Tags(section=section, call=(begin, *call), named=named, end=(*end, close)), signs=(begin, *call, *named)
     )
+    return replace(read, writes=CallText(f"{begin}{before}", f"{after}{close}", after[:1], *section))
 
 
 KIMI_TAGS: Final = Tags(
@@ -213,8 +211,14 @@ MINICPM_TAGS: Final = Tags(
     end=("</function>",),
 )
 
-DEEPSEEK_V3: Final = deepseek(("```json",), call=("function", "<｜tool▁sep｜>"), end=("```",))
-DEEPSEEK_V31: Final = deepseek(("<｜tool▁sep｜>",))
+DEEPSEEK_V3: Final = deepseek(
+    ("```json",),
+    "function<｜tool▁sep｜>{name}\n```json\n",
+    "\n```",
+    call=("function", "<｜tool▁sep｜>"),
+    end=("```",),
+)
+DEEPSEEK_V31: Final = deepseek(("<｜tool▁sep｜>",), "{name}<｜tool▁sep｜>")
 DEEPSEEK_V32: Final = dsml("function_calls", "invoke", "parameter")
 DEEPSEEK_V4: Final = dsml("tool_calls", "invoke", "parameter")
 DEEPSEEK_V41: Final = dsml(" calls", " invoke", " parameter")

@@ -2,16 +2,17 @@
 
 from core.parsing.channels import Channels, Kind, read_channels
 from core.parsing.events import Call, Event, Reasoning, Text
-from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
+from core.parsing.formats import CallText, ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
 from core.parsing.json_text import Broken, read_json
 from core.parsing.output import OutputParser, ParsedDelta
 from core.parsing.scan import Scan
-from core.parsing.suggest import suggest
+from core.parsing.suggest import known_formats, suggest
 from core.parsing.values import typed_arguments, typed_value
 
 __all__ = [
     "Broken",
     "Call",
+    "CallText",
     "Channels",
     "Event",
     "Kind",
@@ -24,6 +25,7 @@ __all__ = [
     "Scan",
     "Text",
     "ToolFormat",
+    "known_formats",
     "random_call_id",
     "read_channels",
     "read_json",

@@ -48,6 +48,21 @@ def random_call_id(name: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class CallText:
+    """How a family writes calls that are JSON, as its models have learnt it: calls that must come are held to it."""
+
+    before: str
+    """In front of a call's arguments; `{name}` stands for the tool."""
+    after: str = ""
+    """Behind the arguments."""
+    between: str = "\n"
+    start: str = ""
+    """In front of the first call."""
+    end: str = ""
+    """Behind the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a model family writes tool calls. Target of a `tool_parsers` entry."""
 
@@ -57,6 +72,8 @@ class ToolFormat:
     """Texts that are special tokens in the family's own tokenizers, and then count only as such."""
     call_id: Callable[[str, int], str] = random_call_id
     """Makes the id of a call the model gave none, from its name and its index in the answer."""
+    writes: CallText | None = None
+    """How its models write calls, where that is JSON between fixed texts; else calls that must come are a JSON list."""
     signs: tuple[str, ...] = ()
     """Texts that all stand in the family's chat templates and seldom together elsewhere: the parser is suggested then."""
 

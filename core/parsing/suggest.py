@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from core.parsing.formats import ReasoningFormat, ToolFormat
+
+
+def known_formats(registry: Any, kind: str) -> dict[str, Any]:
+    """Return every format of a kind by name, those to be preferred first."""
+    ranked = sorted(registry.entries(kind), key=lambda found: (-found.entry.priority, found.entry.name))
+    return {found.entry.name: registry.load(found) for found in ranked}
 
 
 def suggest(

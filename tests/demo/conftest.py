@@ -33,7 +33,7 @@ def model_folder() -> Path:
 @pytest.fixture(scope="session")
 def demo_llm() -> Iterator[LLM]:
     """The shipped model in float32: what holds there by a nat holds on every machine."""
-    with LLM(str(MODEL), dtype="float32", max_num_seqs=64) as llm:
+    with LLM(str(MODEL), dtype="float32", max_num_seqs=64, num_threads=1) as llm:
         yield llm
 
 

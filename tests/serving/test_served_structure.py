@@ -30,6 +30,13 @@ class Person(BaseModel):
     friends: list[Place]
 
 
+BAD_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "objekt"}}}},
+}
+DEEP: dict[str, Any] = {}
+for _ in range(100):
+    DEEP = {"items": DEEP}
 SAID = {"name": "Ada", "home": {"city": "Zürich", "inhabitants": 7}, "friends": [{"city": "B", "inhabitants": 1}]}
 
 
@@ -94,11 +101,25 @@ def test_json_object_lets_any_object_through(client: openai.OpenAI) -> None:
         ({"structured_outputs": {"json": {"type": "objekt"}}}, "structured_outputs.json"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
-            "structured_outputs.json",
+            "response_format.json_schema.schema",
         ),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "nothing"}}}, "response_format"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"backend": "x"}}, "structured_outputs.backend"),
+        ({"structured_outputs": {"json": {"enum": [str(i) for i in range(70_000)]}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": DEEP}}, "structured_outputs.json"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
+        ({"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tools"),
+        ({"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     ],
 )
 def test_what_cannot_be_held_is_a_bad_request(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         chat(client, "x", extra_body=fields)
     assert refused.value.param == param
+    assert chat(client, "still there").choices[0].message.content == "still there"

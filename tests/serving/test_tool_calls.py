@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.routes.openai.fields import ChatFields, as_typed
+from builtin_plugins.routes.openai.parsing import Formats, suggested_flags
+from builtin_plugins.routes.openai.tools import forced_form
+from builtin_plugins.tool_parsers.hermes import HERMES
+from core.api import InvalidRequest
+
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -90,8 +96,32 @@ def test_forced_calls_are_held_to_the_tools_and_read_without_a_parser(api, choic
     choice_ = api.chat(said, tools=[TOOL], tool_choice=choice).json()["choices"][0]
     found = [json.loads(call["function"]["arguments"]) for call in choice_["message"]["tool_calls"]]
     assert (found, choice_["message"]["content"], choice_["finish_reason"]) == (calls, None, "tool_calls")
-    schema = api.engine.sampling[0].structured_outputs.json
-    assert schema["type"] == ("array" if choice == "required" else "object")
+    form = api.engine.sampling[0].structured_outputs
+    assert (form.structural_tag or form.json)["type"] == ("structural_tag" if choice == "required" else "object")
+
+
+@pytest.mark.parametrize("choice", ["required", ADD])
+def test_forced_calls_are_written_as_the_model_has_learnt_it(make_api, choice):
+    api = make_api(**ON)
+    message = api.chat(f"<think>hm</think>{CALL}", tools=[TOOL], tool_choice=choice).json()["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["add"]
+    assert (message["content"], message["reasoning"]) == (None, "hm")
+    form = api.engine.sampling[0].structured_outputs
+    assert "<tool_call>" in json.dumps(form.structural_tag)
+    assert not form.skip_reasoning
+
+
+def test_tags_that_are_special_tokens_are_asked_for_by_id():
+    form = forced_form([TOOL], "required", HERMES, {"<tool_call>": 7, "<other>": 8}, parallel=True)
+    text = json.dumps(form.structural_tag)
+    assert '{"type": "token", "token": 7}' in text
+    assert "<tool_call>" not in text
+    assert "</tool_call>" in text
+
+
+def test_no_more_than_one_call_is_let_through_where_none_is_wanted():
+    forms = [forced_form([TOOL], "required", HERMES, {}, parallel=parallel) for parallel in (True, False)]
+    assert ['"star"' in json.dumps(form.structural_tag) for form in forms] == [True, False]
 
 
 def test_a_forced_call_and_another_form_exclude_each_other(api):
@@ -120,6 +150,10 @@ def test_auto_needs_both_flags(api, fields):
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [TOOL, {"type": "function", "function": {"name": "a b"}}]}, "tools[1].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]}, "tools[0].function.parameters"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]},
+            "tools[0].function.parameters.type",
+        ),
         ({"tools": [TOOL] * 129}, "tools"),
         ({"tools": [TOOL], "tool_choice": "often"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -129,3 +163,23 @@ def test_auto_needs_both_flags(api, fields):
 def test_tools_that_cannot_be_called_are_refused_by_name(make_api, fields, param):
     reply = make_api(**ON).chat("a", **fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_the_refusal_of_auto_names_the_flags_that_the_chat_template_suggests(make_api):
+    api = make_api()
+    template = "{% for tool in tools %}{{ tool }}{% endfor %} <tool_call> {{ '<think>' }} enable_thinking </think>"
+    assert suggested_flags(template, api.engine.registry) == (
+        "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3"
+    )
+    assert suggested_flags("{{ messages }} <tool_call>", api.engine.registry) == ""
+    api.engine.tokenizer.chat_template = template
+    formats = Formats.from_engine(api.engine, {})
+    with pytest.raises(InvalidRequest, match="the chat template suggests --enable-auto-tool-choice --tool-call-parser"):
+        formats.check(ChatFields(messages=[], tools=[TOOL]))
+
+
+def test_refusals_name_the_field_that_the_client_wrote():
+    refused = InvalidRequest("extra_args.budget", "must be an integer, not 'x'.")
+    shown = as_typed(refused, {"extra_args": "vllm_xargs"})
+    assert (shown.field, str(shown)) == ("vllm_xargs.budget", "vllm_xargs.budget: must be an integer, not 'x'.")
+    assert as_typed(InvalidRequest("n", "is 0."), {"extra_args": "vllm_xargs"}).field == "n"

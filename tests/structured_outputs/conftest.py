@@ -22,7 +22,13 @@ def open_llm(checkpoint: Path) -> Iterator[Callable[..., LLM]]:
     opened: list[LLM] = []
 
     def make(**options: Any) -> LLM:
-        defaults = {"max_model_len": 480, "kv_cache_memory_bytes": 1 << 25, "log_level": "error", "max_num_seqs": 32}
+        defaults = {
+            "max_model_len": 480,
+            "kv_cache_memory_bytes": 1 << 25,
+            "log_level": "error",
+            "max_num_seqs": 32,
+            "num_threads": 1,
+        }
         opened.append(LLM(str(checkpoint), **{**defaults, **options}))
         return opened[-1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +110,19 @@ def test_special_tokens_count_only_as_tokens(reader: Reader, spelling: Spelling,
     assert by_id.check(text, count=count) == parsed(OSLO, SEARCH)
     if markers and not spelling.by_line:
         assert by_id.read([(f"I would write {text}", ())]) == Parsed(content=f"I would write {text}")
+
+
+WRITTEN = [name for name, form in FORMATS.items() if form.writes is not None]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_forced_calls_are_held_to_is_what_the_parser_reads(name: str, reader: Reader) -> None:
+    write = FORMATS[name].writes
+    assert write is not None
+    calls = [CASES["nested"][0], SEARCH]
+    texts = [f"{write.before.replace('{name}', name)}{json.dumps(args)}{write.after}" for name, args in calls]
+    text = f"{write.start}{write.between.join(texts)}{write.end}"
+    assert reader.check(text) == parsed(*calls)
 
 
 def parsed(*calls: Call, content: str = "") -> Parsed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,11 +11,17 @@ import numpy.typing as npt
 import xgrammar
 
 from builtin_plugins.grammar_backends.xgrammar.schema import unserved, with_patterns
+from builtin_plugins.grammar_backends.xgrammar.tags import structural_tag, token_ids, unserved_in_tag
 from core.api import Constraint, InvalidRequest, Vocabulary
 
 MAX_THREADS: Final = 2
 """Of one compilation: the model needs the cores too."""
+_NO_TEXT: Final = b"\xff"
+"""Begins the name of a token that stands for no text: to the library an empty one could not be asked for by its id."""
 _ANY_OBJECT: Final = '{"type": "object", "additionalProperties": true}'
+
+
+Mask = npt.NDArray[np.int32]
 
 
 class XGrammar:
@@ -23,7 +29,7 @@ class XGrammar:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         info = xgrammar.TokenizerInfo(
-            list(vocabulary.tokens),
+            [token or _NO_TEXT + str(i).encode() for i, token in enumerate(vocabulary.tokens)],
             xgrammar.VocabType.RAW,
             vocab_size=len(vocabulary.tokens),
             stop_token_ids=list(vocabulary.end_ids),
@@ -31,9 +37,8 @@ class XGrammar:
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=MAX_THREADS, cache_enabled=False)
         self._ends = frozenset(vocabulary.end_ids)
-        self._end_mask = np.zeros(-(-len(vocabulary.tokens) // 32), dtype=np.uint32)
-        for token in vocabulary.end_ids:
-            self._end_mask[token // 32] |= np.uint32(1 << token % 32)
+        self._without_text = frozenset(i for i, token in enumerate(vocabulary.tokens) if not token) - self._ends
+        self._num_words = -(-len(vocabulary.tokens) // 32)
 
     @staticmethod
     def check(constraint: Constraint) -> None:
@@ -41,7 +46,8 @@ class XGrammar:
         field = f"structured_outputs.{constraint.kind}"
         if constraint.whitespace_pattern is not None:
             raise InvalidRequest("structured_outputs.whitespace_pattern", "is not served by xgrammar; leave it out.")
-        if constraint.kind == "json" and (what := unserved(json.loads(constraint.text))) is not None:
+        read = {"json": lambda text: unserved(json.loads(text)), "structural_tag": unserved_in_tag}.get(constraint.kind)
+        if read is not None and (what := read(constraint.text)) is not None:
             raise InvalidRequest(field, f"xgrammar cannot hold outputs to {what}; leave it out of the schema.")
         try:
             _grammar(constraint)
@@ -50,40 +56,61 @@ class XGrammar:
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Prepare the masks of the grammar's states."""
-        if constraint.kind == "structural_tag":
-            made = self._compiler.compile_structural_tag(_tags(constraint.text))
-        else:
+        if constraint.kind != "structural_tag":
             made = self._compiler.compile_grammar(_grammar(constraint))
-        return Compiled(made, self._ends, self._end_mask)
+            return Compiled(made, self._ends, self._mask(self._ends))
+        made = self._compiler.compile_structural_tag(_tag(constraint))
+        # Text between tags is any text to the library, so also what stands for none.
+        hidden = self._without_text - token_ids(constraint.text)
+        return Compiled(made, self._ends, self._mask(self._ends), hidden, ~self._mask(hidden))
+
+    def _mask(self, tokens: Iterable[int]) -> Mask:
+        mask = np.zeros(self._num_words, dtype=np.uint32)
+        for token in tokens:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+        return mask.view(np.int32)
 
 
 class Compiled:
     """A grammar; states share it."""
 
-    def __init__(self, compiled: Any, ends: frozenset[int], end_mask: npt.NDArray[np.uint32]) -> None:
+    def __init__(
+        self,
+        compiled: Any,
+        ends: frozenset[int],
+        end_mask: Mask,
+        hidden: frozenset[int] = frozenset(),
+        visible: Mask | None = None,
+    ) -> None:
+        """`hidden`: tokens that never may come; `visible` is the mask of all others."""
         self.memory_bytes: int = compiled.memory_size_bytes
         self._compiled = compiled
-        self._ends = ends
-        self._end_mask = end_mask.view(np.int32)
+        self._parts = ends, end_mask, hidden, visible
 
     def start(self) -> State:
         """Return a state at the beginning."""
-        return State(xgrammar.GrammarMatcher(self._compiled), self._ends, self._end_mask)
+        return State(xgrammar.GrammarMatcher(self._compiled), *self._parts)
 
 
 class State:
     """One output's place in the grammar."""
 
-    def __init__(self, matcher: Any, ends: frozenset[int], end_mask: npt.NDArray[np.int32]) -> None:
+    def __init__(
+        self, matcher: Any, ends: frozenset[int], end_mask: Mask, hidden: frozenset[int], visible: Mask | None
+    ) -> None:
         self._matcher = matcher
         self._accept, self._fill = matcher.accept_token, matcher.fill_next_token_bitmask
         self._ends = ends
         self._end_mask = end_mask
+        self._hidden = hidden
+        self._visible = visible
         self._num_ends = 0
         """End tokens accepted; the library takes the first only."""
 
     def accept(self, token: int) -> bool:
         """Go on by a token."""
+        if token in self._hidden:
+            return False
         fits = token in self._ends if self._num_ends else bool(self._accept(token))
         if fits and token in self._ends:
             self._num_ends += 1
@@ -97,12 +124,14 @@ class State:
             self._num_ends = 0
             self._matcher.rollback(k - free)
 
-    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+    def fill(self, mask: Mask) -> None:
         """Write what may come next."""
         if self._num_ends:
             mask[:] = self._end_mask
         else:
             self._fill(mask)
+            if self._visible is not None:
+                mask &= self._visible
 
     def is_done(self) -> bool:
         """Say whether the end was accepted."""
@@ -120,9 +149,15 @@ def _grammar(constraint: Constraint) -> Any:
         "regex": lambda: xgrammar.Grammar.from_regex(constraint.text),
         "grammar": lambda: xgrammar.Grammar.from_ebnf(constraint.text),
         "choice": lambda: xgrammar.Grammar.from_ebnf(_choice_rule(json.loads(constraint.text))),
-        "structural_tag": lambda: xgrammar.Grammar.from_structural_tag(_tags(constraint.text)),
+        "structural_tag": lambda: xgrammar.Grammar.from_structural_tag(_tag(constraint)),
     }
     return make[constraint.kind]()
+
+
+def _tag(constraint: Constraint) -> str:
+    return structural_tag(
+        constraint.text, lambda schema: str(_of_schema(json.dumps(schema), constraint.any_whitespace))
+    )
 
 
 def _of_schema(schema: str, any_whitespace: bool) -> Any:
@@ -137,23 +172,6 @@ def _literal(text: str) -> str:
     """Return a text as EBNF writes it."""
     plain = {'"': '\\"', "\\": "\\\\"}
     return '"' + "".join(plain.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
-
-
-def _tags(text: str) -> str:
-    """Return a structural tag in today's form; the former one lists `structures` and `triggers`."""
-    tag = json.loads(text)
-    if "structures" not in tag:
-        return text
-    tags = [
-        {
-            "begin": item["begin"],
-            "content": {"type": "json_schema", "json_schema": item.get("schema", True)},
-            "end": item["end"],
-        }
-        for item in tag["structures"]
-    ]
-    found = {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
-    return json.dumps({"type": "structural_tag", "format": found})
 
 
 def _last_words(error: Exception) -> str:

@@ -24,10 +24,11 @@ from builtin_plugins.routes.openai.answers import (
     shows_usage,
     sound,
 )
-from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, check_unserved
+from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, as_typed, check_unserved
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
 from builtin_plugins.routes.openai.parsing import AnswerReader, Formats, ParsedChoice
 from builtin_plugins.routes.openai.sampling import sampling_params
+from builtin_plugins.routes.openai.structured import typed_fields
 from builtin_plugins.routes.streams import DONE, EventStream, event, started, while_connected
 from core.api import CompletionOutput, InvalidRequest, SamplingParams
 
@@ -71,9 +72,9 @@ class ChatCompletions:
                 return Response(msgspec.json.encode(body), media_type="application/json", headers=parsed.headers)
             events = await while_connected(request, started(self._events(job)))
         except InvalidRequest as error:
-            if error.field != "prompt":
-                raise
-            raise InvalidRequest("messages", str(error).removeprefix("prompt: ")) from error  # as the client knows it
+            forced = fields.tool_choice not in (None, "none", "auto")
+            typed = {"prompt": "messages", "extra_args": "vllm_xargs", **typed_fields(parsed.others, forced=forced)}
+            raise as_typed(error, typed) from None
         return EventStream(events, parsed.headers)
 
     async def _job(self, head: AnswerHead, fields: ChatFields, others: dict[str, Any]) -> _Job:

@@ -30,10 +30,12 @@ from builtin_plugins.routes.openai.fields import (
     MAX_SEQUENCES,
     OTHER_FIELDS,
     CompletionFields,
+    as_typed,
     check_unserved,
 )
 from builtin_plugins.routes.openai.logprobs import completion_logprobs, prompt_logprobs
 from builtin_plugins.routes.openai.sampling import sampling_params
+from builtin_plugins.routes.openai.structured import typed_fields
 from builtin_plugins.routes.streams import DONE, EventStream, event, merged, started, while_connected
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
 
@@ -67,11 +69,14 @@ class Completions:
             now(),
             check_model(self._engine, parsed.fields.model),
         )
-        job = await self._job(head, parsed.fields, parsed.others)
-        if not parsed.fields.stream:
-            body = await while_connected(request, self._whole(job))
-            return Response(msgspec.json.encode(body), media_type="application/json", headers=parsed.headers)
-        events = await while_connected(request, started(self._events(job)))
+        try:
+            job = await self._job(head, parsed.fields, parsed.others)
+            if not parsed.fields.stream:
+                body = await while_connected(request, self._whole(job))
+                return Response(msgspec.json.encode(body), media_type="application/json", headers=parsed.headers)
+            events = await while_connected(request, started(self._events(job)))
+        except InvalidRequest as error:
+            raise as_typed(error, {"extra_args": "vllm_xargs", **typed_fields(parsed.others)}) from None
         return EventStream(events, parsed.headers)
 
     async def _job(self, head: AnswerHead, fields: CompletionFields, others: dict[str, Any]) -> _Job:

@@ -128,3 +128,12 @@ def check_unserved(others: Mapping[str, Any]) -> None:
         neutral, missing = _UNSERVED.get(name, ((value,), ""))
         if value not in neutral:
             raise InvalidRequest(name, f"{missing}.")
+
+
+def as_typed(error: InvalidRequest, typed: Mapping[str, str]) -> InvalidRequest:
+    """Return a refusal that names the field as the client wrote it; `typed` has those names by the engine's."""
+    for name, client_name in typed.items():
+        if error.field == name or error.field.startswith(f"{name}."):
+            field = client_name + error.field[len(name) :]
+            return InvalidRequest(field, str(error).removeprefix(f"{error.field}: "))
+    return error

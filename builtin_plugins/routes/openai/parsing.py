@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from builtin_plugins.routes.openai.fields import ChatFields
-from builtin_plugins.routes.openai.tools import check_tools, forced_format, forced_schema
+from builtin_plugins.routes.openai.tools import check_tools, forced_form, forced_format
 from core.api import (
     CompletionOutput,
     InvalidRequest,
@@ -15,10 +16,12 @@ from core.api import (
     ParseRequest,
     ReasoningFormat,
     SamplingParams,
-    StructuredOutputsParams,
     ToolFormat,
+    known_formats,
+    suggest,
 )
 
+log = logging.getLogger(__name__)
 PROMPT_END_CHARS = 200
 """As much of the prompt's end is looked at to see whether it opens the reasoning."""
 
@@ -33,8 +36,10 @@ class Formats:
     """Tools may be called where the model decides."""
     hide_unchosen: bool = False
     """Tools are not shown to the model under `tool_choice` none."""
-    special: frozenset[str] = frozenset()
-    """Texts of the tokenizer's special tokens."""
+    suggestion: str = ""
+    """Flags to read tool calls with, where the server has none and the chat template tells."""
+    special: Mapping[str, int] = field(default_factory=dict)
+    """The tokenizer's special tokens by text."""
 
     @classmethod
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
@@ -43,25 +48,28 @@ class Formats:
         def load(kind: str, name: str | None) -> Any:
             return engine.registry.load(engine.registry.choose(kind, name)) if name else None
 
-        tokenizer = engine.tokenizer
+        tokenizer, parser = engine.tokenizer, options.get("tool_call_parser")
+        suggestion = "" if parser else suggested_flags(getattr(tokenizer, "chat_template", None), engine.registry)
+        if suggestion:
+            log.info("The chat template takes tools; %s let the model decide to call them.", suggestion)
         return cls(
-            tools=load("tool_parsers", options.get("tool_call_parser")),
+            tools=load("tool_parsers", parser),
             reasoning=load("reasoning_parsers", options.get("reasoning_parser")),
             auto=bool(options.get("enable_auto_tool_choice")),
             hide_unchosen=bool(options.get("exclude_tools_when_tool_choice_none")),
-            special=frozenset(tokenizer.decode([token]) for token in tokenizer.special_ids)
-            if tokenizer
-            else frozenset(),
+            suggestion=suggestion,
+            special={tokenizer.decode([token]): token for token in tokenizer.special_ids} if tokenizer else {},
         )
 
     def check(self, fields: ChatFields) -> None:
         """Raise `InvalidRequest` for tools that cannot be called here."""
         check_tools(fields.tools, fields.tool_choice)
         if fields.tools and fields.tool_choice in (None, "auto") and not (self.auto and self.tools):
+            hint = f"; the chat template suggests {self.suggestion}" if self.suggestion else ""
             raise InvalidRequest(
                 "tool_choice",
                 "'auto', the default with `tools`, needs a server started with --enable-auto-tool-choice and "
-                "--tool-call-parser; set it to 'none', 'required' or a function, or restart the server with both.",
+                f"--tool-call-parser; set it to 'none', 'required' or a function, or restart the server with both{hint}.",
             )
 
     def shown_tools(self, fields: ChatFields) -> list[dict[str, Any]] | None:
@@ -70,14 +78,14 @@ class Formats:
 
     def constraint(self, fields: ChatFields, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sampling parameters that hold an answer to the choice of tools; none where nothing is forced."""
-        schema = forced_schema(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
-        if schema is None:
+        form = forced_form(
+            fields.tools, fields.tool_choice, self.tools, self.special, parallel=fields.parallel_tool_calls
+        )
+        if form is None:
             return {}
         for name in ("response_format", "structured_outputs"):
             if others.get(name) not in (None, {}, {"type": "text"}):
                 raise InvalidRequest(name, "gives the answer a form, and so does a forced tool call; leave one out.")
-        # Compact, because a model that was not trained on this form may write white space without end.
-        form = StructuredOutputsParams(json=schema, skip_reasoning=True, disable_any_whitespace=True)
         return {"structured_outputs": form}
 
     def reader(self, fields: ChatFields, prompt: str) -> AnswerReader | None:
@@ -90,7 +98,19 @@ class Formats:
         if tools is None and self.reasoning is None:
             return None
         request = ParseRequest(fields.tools, fields.chat_template_kwargs, prompt[-PROMPT_END_CHARS:])
-        return AnswerReader(request, tools, self.reasoning, fields, self.special)
+        return AnswerReader(request, tools, self.reasoning, fields, frozenset(self.special))
+
+
+def suggested_flags(template: str | Mapping[str, str] | None, registry: Any) -> str:
+    """Return the flags for a chat template that takes tools and shows how calls are written; empty for others."""
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+    if "tools" not in text or registry is None:
+        return ""
+    tools, reasoning = suggest(
+        text, known_formats(registry, "tool_parsers"), known_formats(registry, "reasoning_parsers")
+    )
+    flags = f"--enable-auto-tool-choice --tool-call-parser {tools}"
+    return "" if tools is None else f"{flags} --reasoning-parser {reasoning}" if reasoning else flags
 
 
 @dataclass(frozen=True, slots=True)

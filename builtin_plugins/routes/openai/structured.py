@@ -21,6 +21,17 @@ def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | No
     return own or openai
 
 
+def typed_fields(given: Mapping[str, Any], *, forced: bool = False) -> dict[str, str]:
+    """Return what the client wrote where a refusal names `structured_outputs`; `forced`: it asked for a tool's call."""
+    form = given.get("response_format")
+    if not (forced or isinstance(form, Mapping)):
+        return {}
+    place = "tools" if forced else "response_format"
+    if isinstance(form, Mapping) and not forced and form.get("type") == "json_schema":
+        place += ".json_schema.schema"
+    return {f"structured_outputs.{kind}": place for kind in ("json", "json_object", "structural_tag")}
+
+
 def _own(value: Any) -> StructuredOutputsParams | None:
     if value in (None, {}):
         return None

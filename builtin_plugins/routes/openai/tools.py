@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from core.api import InvalidRequest, ParseRequest, Reading, Scan, ToolFormat
+from core.api import CallText, InvalidRequest, ParseRequest, Reading, Scan, StructuredOutputsParams, ToolFormat
 
 MAX_TOOLS: Final = 128
 """As many as OpenAI takes."""
@@ -42,6 +43,8 @@ def _check_tool(field: str, tool: Mapping[str, Any]) -> None:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequest(f"{field}.function.parameters", "must be a JSON schema object.")
+    if parameters is not None and parameters.get("type", "object") != "object":
+        raise InvalidRequest(f"{field}.function.parameters.type", f"must be 'object', not {parameters['type']!r:.80}.")
 
 
 def named_tool(choice: Any) -> str | None:
@@ -52,33 +55,72 @@ def named_tool(choice: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def forced_schema(tools: Sequence[Mapping[str, Any]], choice: Any, *, parallel: bool) -> dict[str, Any] | None:
-    """Return the JSON schema that makes a forced call valid by construction; None where nothing is forced."""
+def forced_form(
+    tools: Sequence[Mapping[str, Any]],
+    choice: Any,
+    family: ToolFormat | None,
+    special: Mapping[str, int],
+    *,
+    parallel: bool,
+) -> StructuredOutputsParams | None:
+    """Return the form that makes forced calls valid by construction; None where nothing is forced.
+
+    Calls are written as the model's family writes them, where that is known, so that the model can say what it has
+    learnt; else as a list of JSON, and a call of a named function as its arguments.
+    """
     named = named_tool(choice)
     if named is None and choice != "required":
         return None
-    schemas = {tool["function"]["name"]: dict(tool["function"].get("parameters") or _ANYTHING) for tool in tools}
-    if named is not None:
-        return schemas[named]
-    shared = {key: schema.pop(key) for schema in schemas.values() for key in ("$defs", "definitions") if key in schema}
+    schemas = {tool["function"]["name"]: _ANY_OBJECT | (tool["function"].get("parameters") or {}) for tool in tools}
+    text = None if family is None else family.writes
+    # Compact, because a weak model may write white space without end.
+    if text is None and named is not None:
+        return StructuredOutputsParams(json=schemas[named], skip_reasoning=True, disable_any_whitespace=True)
+    known = {} if family is None else {marker: special[marker] for marker in family.markers if marker in special}
+    write = partial(_elements, special=known)
+    text = text or _LIST
     calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": schema},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
+        _sequence(*write(text.before.replace("{name}", name)), _schema(schema), *write(text.after))
         for name, schema in schemas.items()
+        if named in (None, name)
     ]
-    most = {} if parallel else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **shared}
+    one = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
+    more = [{"type": "star", "content": _sequence(*write(text.between), one)}] if parallel and named is None else []
+    form = _sequence(*write(text.start), one, *more, *write(text.end))
+    return StructuredOutputsParams(
+        structural_tag={"type": "structural_tag", "format": form},
+        skip_reasoning=text is _LIST,
+        disable_any_whitespace=True,
+    )
 
 
-_ANYTHING: Final[dict[str, Any]] = {"type": "object", "properties": {}}
+_ANY_OBJECT: Final[dict[str, Any]] = {"type": "object", "properties": {}}
+_LIST: Final = CallText('{"name": "{name}", "arguments": ', "}", ", ", "[", "]")
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _elements(text: str, special: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a fixed text, its special tokens by id: written in other tokens they would be none."""
+    longest_first = sorted(special, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if special else [text]
+    return [
+        {"type": "token", "token": special[part]} if i % 2 else {"type": "const_string", "value": part}
+        for i, part in enumerate(parts)
+        if part
+    ]
 
 
 def forced_format(choice: Any, family: ToolFormat | None) -> ToolFormat:
-    """Return how the answer to `forced_schema` is read; ids are those of the model's family."""
+    """Return how the answer to `forced_form` is read; ids are those of the model's family."""
+    if family is not None and family.writes is not None:
+        return family
     named = named_tool(choice)
 
     def read_arguments(scan: Scan, request: ParseRequest) -> Reading:

@@ -21,6 +21,7 @@ _WORDS: Final = (b"true", b'": ', b'{"', b'"}', b"ab", b"12", "é".encode(), b""
 _VOCABULARY: Final = Vocabulary((*(bytes([i]) for i in range(256)), *_WORDS), (263,))
 _NUM_TOKENS: Final = len(_VOCABULARY.tokens)
 _END: Final = 263
+_SPECIAL: Final = 264
 _MOST_TOKENS: Final = 400
 _SCHEMA: Final = {
     "type": "object",
@@ -49,9 +50,33 @@ def _is_of_schema(text: str) -> bool:
     )
 
 
+def _tag() -> str:
+    """Return a structural tag: a token that stands for no text, then one or more objects between texts."""
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    call = {
+        "type": "sequence",
+        "elements": [
+            {"type": "token", "token": _SPECIAL},
+            {"type": "or", "elements": [{"type": "const_string", "value": text} for text in ("<f>", "<fg>")]},
+            {"type": "json_schema", "json_schema": schema},
+            {"type": "const_string", "value": "</f>"},
+        ],
+    }
+    more = {
+        "type": "star",
+        "content": {"type": "sequence", "elements": [{"type": "const_string", "value": "; "}, call]},
+    }
+    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": [call, more]}})
+
+
+_TAGGED: Final = r'<fg?>\{"a": ?(true|false)\}</f>'
 _EXAMPLES: Final[tuple[tuple[Constraint, Callable[[str], Any]], ...]] = (
     (Constraint("json", json.dumps(_SCHEMA), any_whitespace=False), _is_of_schema),
     (Constraint("regex", "[a-c]{2,5}(12|é)+x?"), re.compile("[a-c]{2,5}(12|é)+x?").fullmatch),
+    (
+        Constraint("structural_tag", _tag(), any_whitespace=False),
+        re.compile(f"{_TAGGED}(; {_TAGGED})*").fullmatch,
+    ),
     (Constraint("choice", json.dumps(["yes", 'n"o\n', "été"])), ["yes", 'n"o\n', "été"].__contains__),
 )
 _BROKEN: Final = (Constraint("json", '{"type": "objekt"}'), Constraint("regex", "(ab"))
