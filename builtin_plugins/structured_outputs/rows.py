@@ -80,7 +80,7 @@ class Row:
     def _fill(self) -> None:
         may_begin = bool(self._reasoning.first_ids)
         if not (self._reasoning.is_over or may_begin):
-            self.mask[:] = -1
+            self.mask[:] = ~self._ends  # an output that ends in its thoughts would not be of the form
             return
         self._state.fill(self.mask)
         if self._leads:

@@ -108,7 +108,7 @@ def test_forced_calls_are_written_as_the_model_has_learnt_it(make_api, choice):
     assert (message["content"], message["reasoning"]) == (None, "hm")
     form = api.engine.sampling[0].structured_outputs
     assert "<tool_call>" in json.dumps(form.structural_tag)
-    assert not form.skip_reasoning
+    assert form.skip_reasoning
 
 
 def test_tags_that_are_special_tokens_are_asked_for_by_id():

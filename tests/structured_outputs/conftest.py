@@ -21,7 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_llm(checkpoint: Path) -> Iterator[Callable[..., LLM]]:
     opened: list[LLM] = []
 
-    def make(**options: Any) -> LLM:
+    def make(model: str = str(checkpoint), **options: Any) -> LLM:
         defaults = {
             "max_model_len": 480,
             "kv_cache_memory_bytes": 1 << 25,
@@ -29,7 +29,7 @@ def open_llm(checkpoint: Path) -> Iterator[Callable[..., LLM]]:
             "max_num_seqs": 32,
             "num_threads": 1,
         }
-        opened.append(LLM(str(checkpoint), **{**defaults, **options}))
+        opened.append(LLM(model, **{**defaults, **options}))
         return opened[-1]
 
     yield make

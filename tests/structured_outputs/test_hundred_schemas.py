@@ -1,8 +1,9 @@
-"""Every one of a hundred schemas holds for the outputs of random weights: greedy, at temperature 1, streamed."""
+"""Every one of a hundred schemas holds for outputs of random weights and of the demo model: greedy, hot, streamed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ pytest.importorskip("xgrammar")
 jsonschema = pytest.importorskip("jsonschema")
 ROUNDS = 12
 """Fresh seeds for outputs that the bound of tokens has cut off: those are not complete, whatever they are."""
+
+
+@pytest.fixture(scope="module", params=["random weights", "demo model"])
+def model(request: pytest.FixtureRequest, llm: LLM, open_llm: Callable[..., LLM]) -> LLM:
+    return llm if request.param == "random weights" else open_llm("demo:")
 
 
 def run(llm: LLM, asked: dict[int, SamplingParams]) -> dict[int, tuple[str, str | None]]:
@@ -50,11 +56,11 @@ def check(schema: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)], ids=["a tenth of them", "all of them"])
-def test_outputs_satisfy_their_schema(llm: LLM, every: int) -> None:
+def test_outputs_satisfy_their_schema(model: LLM, every: int) -> None:
     wanted = dict(list(enumerate(schemas()))[::every])
     open_ = set(wanted)
     for round_ in range(ROUNDS):
-        found = run(llm, {index: params_of(wanted[index], 1.0, 100 * round_ + index) for index in open_})
+        found = run(model, {index: params_of(wanted[index], 1.0, 100 * round_ + index) for index in open_})
         for index, (text, reason) in found.items():
             if reason == "stop":
                 check(wanted[index], text)
@@ -63,9 +69,9 @@ def test_outputs_satisfy_their_schema(llm: LLM, every: int) -> None:
 
 
 @pytest.mark.slow
-def test_greedy_outputs_satisfy_their_schema(llm: LLM) -> None:
+def test_greedy_outputs_satisfy_their_schema(model: LLM) -> None:
     wanted = dict(enumerate(schemas()))
-    found = run(llm, {index: params_of(schema, 0.0, 0) for index, schema in wanted.items()})
+    found = run(model, {index: params_of(schema, 0.0, 0) for index, schema in wanted.items()})
     complete = {index: text for index, (text, reason) in found.items() if reason == "stop"}
     for index, text in complete.items():
         check(wanted[index], text)

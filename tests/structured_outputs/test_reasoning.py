@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from builtin_plugins.structured_outputs.reasoning import Reasoning
+from builtin_plugins.structured_outputs.rows import Row, TokenMasks
 from core.api import read_vocabulary
 from core.testing.byte_tokenizer import ByteTokenizer
 
@@ -42,3 +44,12 @@ def test_the_constraint_begins_behind_reasoning_or_at_once(
     starts: Sequence[str], prompt: str, output: str, tokens: int
 ) -> None:
     assert over_after(starts, prompt, output) == [False] * tokens + [True]
+
+
+def test_an_output_cannot_end_in_its_thoughts() -> None:
+    vocabulary = read_vocabulary(TOKENIZER, (256,))
+    state: Any = None  # not asked before the thoughts are over
+    row = Row(state, (256,), Reasoning((), ENDS, TOKENIZER, vocabulary, ()), TokenMasks(vocabulary))
+    row.replay(TOKENIZER.encode("hm"))
+    allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[:257]
+    assert (allowed[256], allowed[:256].all()) == (0, True)

@@ -89,7 +89,7 @@ def forced_form(
     form = _sequence(*write(text.start), one, *more, *write(text.end))
     return StructuredOutputsParams(
         structural_tag={"type": "structural_tag", "format": form},
-        skip_reasoning=text is _LIST,
+        skip_reasoning=True,
         disable_any_whitespace=True,
     )
 

@@ -1,0 +1,155 @@
+"""The demo model behind `engine serve`, called by OpenAI's own client: tools under every choice, forms, thoughts, streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+pytest.importorskip("xgrammar")
+COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
+FLAGS = ("--port", "0", "--num-threads", "1", "--max-model-len", "1024", "--disable-uvicorn-access-log")
+PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ALARM: Any = {
+    "type": "function",
+    "function": {
+        "name": "set_alarm",
+        "description": "Set an alarm.",
+        "parameters": {
+            "type": "object",
+            "properties": {"hour": {"type": "integer"}, "kind": {"$ref": "#/$defs/kind"}},
+            "required": ["hour", "kind"],
+            "$defs": {"kind": {"enum": ["soft", "loud"]}},
+        },
+    },
+}
+PARIS = "Get the weather in Paris."
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    mood: Literal["good", "bad"]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", COMMAND, "serve", *FLAGS, *PARSERS],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[-1]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+def ask(client: openai.OpenAI, text: str, **fields: Any) -> Any:
+    """Return the choice of a whole answer; it is that of the stream as well."""
+    messages: Any = [{"role": "user", "content": text}]
+    asked = {"model": "", "messages": messages, "temperature": 0, "max_completion_tokens": 200, **fields}
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == whole.finish_reason
+    assert (streamed.message.content or None) == whole.message.content
+    assert calls(streamed) == calls(whole)
+    return whole
+
+
+def calls(choice: Any) -> list[tuple[str, Any]]:
+    found = choice.message.tool_calls or []
+    return [(call.function.name, json.loads(call.function.arguments)) for call in found]
+
+
+def is_sound(name: str, arguments: Any) -> bool:
+    if name == "get_weather":
+        return set(arguments) == {"city"} and isinstance(arguments["city"], str)
+    return (
+        set(arguments) == {"hour", "kind"} and type(arguments["hour"]) is int and arguments["kind"] in ("soft", "loud")
+    )
+
+
+def test_the_model_decides_to_call(client: openai.OpenAI) -> None:
+    choice = ask(client, PARIS, tools=[WEATHER])
+    assert (calls(choice), choice.finish_reason) == ([("get_weather", {"city": "Paris"})], "tool_calls")
+
+
+def test_none_calls_nothing(client: openai.OpenAI) -> None:
+    assert calls(ask(client, PARIS, tools=[WEATHER], tool_choice="none")) == []
+
+
+@pytest.mark.parametrize("text", [PARIS, "Hello"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_required_calls_are_sound_and_end_by_themselves(client: openai.OpenAI, text: str, temperature: int) -> None:
+    fields = {"tools": [WEATHER, ALARM], "tool_choice": "required", "temperature": temperature, "seed": 1}
+    choice = ask(client, text, **fields)
+    assert choice.finish_reason == "tool_calls"
+    assert [call for call in calls(choice) if not is_sound(*call)] == []
+    assert choice.message.content is None
+    assert len(calls(ask(client, text, **fields, parallel_tool_calls=False))) == 1
+
+
+@pytest.mark.parametrize("name", ["get_weather", "set_alarm"])
+def test_a_named_function_is_called_once(client: openai.OpenAI, name: str) -> None:
+    named = {"type": "function", "function": {"name": name}}
+    choice = ask(client, PARIS, tools=[WEATHER, ALARM], tool_choice=named)
+    ((called, arguments),) = calls(choice)
+    assert (called, choice.finish_reason, is_sound(called, arguments)) == (name, "tool_calls", True)
+
+
+def test_a_conversation_goes_on_behind_the_results_of_tools(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": PARIS}]
+    asked: dict[str, Any] = {"model": "", "tools": [WEATHER], "temperature": 0, "max_completion_tokens": 100}
+    message = client.chat.completions.create(messages=messages, **asked).choices[0].message
+    assert message.tool_calls
+    messages.append(message)
+    for call in message.tool_calls:
+        content = json.dumps({"city": "Paris", "temperature": 21, "condition": "sunny"})
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+    answer = client.chat.completions.create(messages=messages, **asked).choices[0]
+    assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
+    assert answer.message.content
+
+
+def test_parse_returns_models(client: openai.OpenAI) -> None:
+    found = client.chat.completions.parse(
+        model="",
+        messages=[{"role": "user", "content": "Extract name and age as JSON: Ada Lovelace is 36 years old."}],
+        response_format=Person,
+        temperature=0,
+        max_completion_tokens=200,
+    )
+    assert isinstance(found.choices[0].message.parsed, Person)
+
+
+def test_thoughts_come_before_the_form_and_may_be_switched_off(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    for thinks in (True, False):
+        body = {"chat_template_kwargs": {"enable_thinking": thinks}}
+        choice = ask(client, "What is 347 + 285?", response_format=form, extra_body=body)
+        assert choice.finish_reason == "stop"
+        assert type(json.loads(choice.message.content)) is int
+        assert bool(getattr(choice.message, "reasoning", None)) is thinks
+        assert getattr(choice.message, "reasoning_content", None) == getattr(choice.message, "reasoning", None)
