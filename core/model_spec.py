@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from core.errors import ConfigError, ModelError
 from core.latent_spec import LatentAttentionSpec
-from core.recurrent_spec import RecurrentSpec
+from core.recurrent_spec import RecurrentSpec, recurrent_obstacle
 from core.rope_spec import RopeSpec
 from core.weight_names import WeightNames
 
@@ -439,15 +439,17 @@ class DecoderSpec:
             )
         obstacle = self._obstacle(tensor)
         if obstacle is not None:
-            most = min((layer.attention.heads for layer in self.layers if layer.attention is not None), default=1)
+            parts = [part for layer in self.layers for part in (layer.attention, layer.recurrent) if part is not None]
+            most = min(getattr(part, "heads", 1) for part in parts) if parts else 1
             fitting = [str(ranks) for ranks in range(1, most + 1) if self._obstacle(ranks) is None]
             raise ConfigError(f"--tensor-parallel-size {tensor} {obstacle}; possible here: {', '.join(fitting)}.")
 
     def _obstacle(self, ranks: int) -> str | None:
         """Say why so many ranks cannot split the layers."""
         for layer in {*self.layers, *(self.encoder.layers if self.encoder else ())}:
-            if layer.recurrent is not None and ranks > 1:
-                return "would split the model's recurrent layers, which are not split"
+            obstacle = recurrent_obstacle(layer.recurrent, ranks)
+            if obstacle is not None:
+                return obstacle
             mlps = _mlp_obstacle(layer.mlp, ranks) or _mlp_obstacle(layer.late, ranks)
             obstacle = _attention_obstacle(layer.attention, ranks) or mlps
             if obstacle is not None:

@@ -143,6 +143,19 @@ class RgLruSpec:
 RecurrentSpec = MambaSpec | Mamba2Spec | GatedDeltaSpec | LightningSpec | GatedConvSpec | RgLruSpec
 
 
+def recurrent_obstacle(spec: RecurrentSpec | None, ranks: int) -> str | None:
+    """Say why so many ranks cannot split a recurrent layer."""
+    if spec is None or ranks == 1:
+        return None
+    if not isinstance(spec, Mamba2Spec):
+        return "would split recurrent layers of a kind that is not split"
+    if spec.heads % ranks:
+        return f"does not divide the {spec.heads} heads of the model's state spaces"
+    if spec.groups % ranks and ranks % spec.groups:
+        return f"neither divides the {spec.groups} groups of the model's state spaces nor is a multiple of them"
+    return None
+
+
 def _at_least_one(spec: object, *names: str) -> None:
     for name in names:
         if getattr(spec, name) < 1:

@@ -187,9 +187,8 @@ class Linear(nn.Module):
         """Return the first of a slice's rows that this rank holds, and how many they are."""
         if self._split != "rows":
             return 0, part.size
-        parts = part.parts or self._group.size
-        length = part.size // parts
-        return self._group.rank * parts // self._group.size * length, length
+        own = self._group.own(part.size, part.parts)
+        return own.start, own.stop - own.start
 
     def _rows(self, tensor: torch.Tensor, first: int, length: int) -> torch.Tensor:
         if self._order is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from core.kv_spec import RecurrentState
 from core.nn.linear import Linear, Slice
+from core.nn.parallel import ParallelGroup
 from core.nn.short_conv import ShortConv
 from core.nn.state import state_dtype
 from core.nn.weights import empty_parameter, fill
@@ -22,37 +25,55 @@ if TYPE_CHECKING:
 
 
 class Mamba2(nn.Module):
-    """One layer. Its state: the convolution's last inputs, and [heads, head_size, state_size]."""
+    """One layer. Its state: the convolution's last inputs, and [heads, head_size, state_size].
+
+    Heads are split over ranks; with fewer groups than ranks, ranks hold copies of them.
+    """
 
     def __init__(self, spec: Mamba2Spec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap) -> None:
         super().__init__()
         self.spec = spec
         self._scan = context.ops.ssd_scan
-        shared = spec.groups * spec.state_size
-        sizes = {"gate": spec.width, "x": spec.width, "write": shared, "read": shared, "step": spec.heads}
-        slices = [Slice(name, size) for name, size in sizes.items()]
-        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, slices, bias=spec.bias)
-        self.conv = ShortConv(
-            spec.width + 2 * shared, spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias
-        )
+        group, shared, width = context.group, spec.groups * spec.state_size, spec.width
+        parts = min(spec.groups, group.size)
+        self.heads, self.groups = group.share(spec.heads, "heads of a state space"), spec.groups // parts
+        slices = [Slice("gate", width), Slice("x", width), Slice("write", shared, parts=parts)]
+        slices += [Slice("read", shared, parts=parts), Slice("step", spec.heads)]
+        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, slices, split="rows", bias=spec.bias)
+        self.conv = self._make_conv(context, weights, f"{prefix}.conv1d", slices[1:4])
         self.norm = None
         if spec.norm is not None:
             self.norm = GatedGroupNorm(spec, context, weights, f"{prefix}.norm")
-        bias = spec.bias if spec.out_bias is None else spec.out_bias
-        self.outward = Linear(context, weights, f"{prefix}.out_proj", spec.width, [Slice("out", hidden)], bias=bias)
-        self.step_bias, self.decay, self.skip = (empty_parameter(spec.heads, dtype=torch.float32) for _ in range(3))
-        weights.add(f"{prefix}.dt_bias", (spec.heads,), lambda tensor: fill(self.step_bias.data, tensor))
-        weights.add(f"{prefix}.D", (spec.heads,), lambda tensor: fill(self.skip.data, tensor))
+        bias, out = spec.bias if spec.out_bias is None else spec.out_bias, [Slice("out", hidden)]
+        self.outward = Linear(context, weights, f"{prefix}.out_proj", width, out, split="columns", bias=bias)
+        self._group = group
+        self.step_bias, self.decay, self.skip = (empty_parameter(self.heads, dtype=torch.float32) for _ in range(3))
+        weights.add(f"{prefix}.dt_bias", (spec.heads,), partial(self._take, self.step_bias))
+        weights.add(f"{prefix}.D", (spec.heads,), partial(self._take, self.skip))
         weights.add(f"{prefix}.A_log", (spec.heads,), self._take_decay)
-        scales = [torch.full((size,), scale) for size, scale in zip(sizes.values(), spec.scales, strict=False)]
+        rows = self.inward.slices.values()
+        scales = [torch.full((r.stop - r.start,), scale) for r, scale in zip(rows, spec.scales, strict=False)]
         self.scales: torch.Tensor | None
         self.register_buffer("scales", torch.cat(scales).to(context.dtype) if scales else None)
-        state = (spec.heads, spec.head_size, spec.state_size)
+        state = (self.heads, spec.head_size, spec.state_size)
         self.kv_spec = RecurrentState((self.conv.state_part, (state, state_dtype(context))))
         self.cache: States | None = None
 
+    def _make_conv(self, context: BuildContext, weights: WeightMap, prefix: str, slices: Sequence[Slice]) -> ShortConv:
+        """Make the convolution of what these slices give, over the channels that this rank holds."""
+        own, start = [], 0
+        for part in slices:
+            rows = context.group.own(part.size, part.parts)
+            own.append(slice(start + rows.start, start + rows.stop))
+            start += part.size
+        spec = self.spec
+        return ShortConv(start, spec.kernel, context, weights, prefix, bias=spec.conv_bias, own=own)
+
+    def _take(self, parameter: nn.Parameter, tensor: torch.Tensor) -> None:
+        fill(parameter.data, self._group.cut(tensor, 0))
+
     def _take_decay(self, tensor: torch.Tensor) -> None:
-        fill(self.decay.data, tensor)
+        self._take(self.decay, tensor)
         self.decay.data.exp_().neg_()
 
     def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
@@ -74,12 +95,12 @@ class Mamba2(nn.Module):
         """Return what the state space gives, [n, length, width] in float32."""
         assert self.cache is not None, "bind_kv was not called"
         spec, (inputs, states) = self.spec, self.cache
-        sizes = [spec.width, spec.groups * spec.state_size, spec.groups * spec.state_size]
+        sizes = [self.heads * spec.head_size, self.groups * spec.state_size, self.groups * spec.state_size]
         seen = self.conv(fed, run, inputs)
         x, write, read = torch.split(seen, sizes, -1)
-        x = x.view(run.count, run.length, spec.heads, -1)
-        write = write.view(run.count, run.length, spec.groups, -1)
-        read = read.view(run.count, run.length, spec.groups, -1)
+        x = x.view(run.count, run.length, self.heads, -1)
+        write = write.view(run.count, run.length, self.groups, -1)
+        read = read.view(run.count, run.length, self.groups, -1)
         out, last = self._scan(x, step, self.decay, write, read, run.load(states))
         run.store(states, last)
         return (out + x.float() * self.skip[:, None]).flatten(2)
@@ -91,21 +112,28 @@ class Mamba2(nn.Module):
 
 
 class GatedGroupNorm(nn.Module):
-    """Gates with silu and normalises each group by its root mean square, in float32."""
+    """Gates with silu and normalises each group by its root mean square, in float32.
+
+    Where ranks do not divide the groups, each computes them all.
+    """
 
     def __init__(self, spec: Mamba2Spec, context: BuildContext, weights: WeightMap, prefix: str) -> None:
         super().__init__()
         assert spec.norm is not None
-        self._groups, self._eps, self._norm_first = spec.groups, spec.norm.eps, spec.norm_first
-        self.weight = empty_parameter(spec.width, dtype=context.dtype)
-        weights.add(f"{prefix}.weight", (spec.width,), lambda tensor: fill(self.weight.data, tensor))
+        self._eps, self._norm_first = spec.norm.eps, spec.norm_first
+        whole = ParallelGroup()
+        self._group = context.group if spec.groups % context.group.size else whole
+        split = whole if spec.groups % context.group.size else context.group
+        self._groups = split.share(spec.groups, "groups of a state space")
+        self.weight = empty_parameter(split.share(spec.width, "width of a state space"), dtype=context.dtype)
+        weights.add(f"{prefix}.weight", (spec.width,), lambda tensor: fill(self.weight.data, split.cut(tensor, 0)))
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return x [n, width], gated and normalised."""
-        gate = F.silu(gate.float())
+        x, gate = self._group.all_gather(x), F.silu(self._group.all_gather(gate).float())
         if not self._norm_first:
             x = x * gate
         grouped = x.view(*x.shape[:-1], self._groups, -1)
         x = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self._eps)
         x = x.flatten(-2) * self.weight
-        return x * gate if self._norm_first else x
+        return self._group.cut(x * gate if self._norm_first else x, 1)

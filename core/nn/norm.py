@@ -13,7 +13,6 @@ from core.nn.weights import WeightMap, empty_parameter, fill, place
 if TYPE_CHECKING:
     from core.contracts import BuildContext
     from core.model_spec import NormSpec
-    from core.nn.parallel import ParallelGroup
 
 
 class RmsNorm(nn.Module):
@@ -99,11 +98,11 @@ class HeadsNorm(nn.Module):
     ) -> None:
         super().__init__()
         heads, size = shape
-        own = _own_heads(heads, parts, context.group)
+        part = context.group.own(heads, parts)
+        own = range(part.start, part.stop)
         self._plain = make_norm(_without_weight(spec), size, context, weights, prefix)
         self.weight = empty_parameter(len(own), size, dtype=context.dtype)
         if "{}" not in prefix:
-            part = slice(own.start, own.stop)
             weights.add(f"{prefix}.weight", shape, lambda tensor: fill(self.weight.data, tensor[part]))
             return
         for head in range(heads):
@@ -117,12 +116,6 @@ class HeadsNorm(nn.Module):
 
 def _without_weight(spec: NormSpec) -> NormSpec:
     return type(spec)(kind=spec.kind, eps=spec.eps, weight=False)
-
-
-def _own_heads(heads: int, parts: int, group: ParallelGroup) -> range:
-    length = heads // parts
-    first = group.rank * parts // group.size * length
-    return range(first, first + length)
 
 
 def _fill_own(row: torch.Tensor | None, tensor: torch.Tensor) -> None:

@@ -33,6 +33,13 @@ class ParallelGroup:
             )
         return total // self.size
 
+    def own(self, size: int, parts: int | None = None) -> slice:
+        """Return which of `size` rows are this rank's, where `parts` ranks share them and the others hold copies."""
+        parts = parts or self.size
+        length = size // parts
+        first = self.rank * parts // self.size * length
+        return slice(first, first + length)
+
     def cut(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         """Return this rank's part of a whole checkpoint tensor along `axis`, as a view."""
         if self.size == 1:

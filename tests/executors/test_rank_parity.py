@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from core import LLM, SamplingParams
+from core.errors import ConfigError
 from core.kv_spec import FullAttention, LayerKV, SlidingWindow
 from core.step import WorkerInfo
 from core.testing.checkpoints import TINY, make_checkpoint
@@ -148,6 +149,24 @@ def test_however_steps_are_cut(
             assert_equal(ask(llm), one_rank(folder))
         if way == "preemption" and architecture == "LlamaForCausalLM":
             assert llm.core.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "split"),
+    [("BambaForCausalLM", "both"), ("BambaForCausalLM", "tensor 4"), ("Zamba2ForCausalLM", "tensor 2")],
+)
+def test_states_are_split_by_heads(
+    architecture: str, split: str, checkpoint: Checkpoint, one_rank: Callable[..., list[Answer]]
+) -> None:
+    folder = checkpoint(architecture)
+    with open_ranks(folder, split, mamba_block_size=16, max_num_batched_tokens=32) as llm:
+        for _ in range(2):  # the second time, prompts begin in the prefix cache
+            assert_equal(ask(llm), one_rank(folder))
+
+
+def test_layers_of_a_kind_that_is_not_split_are_refused_with_what_is_possible(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigError, match="recurrent layers of a kind that is not split; possible here: 1"):
+        open_ranks(checkpoint("MambaForCausalLM"), "tensor 2")
 
 
 @pytest.mark.parametrize("split", ["tensor 4", "both"])

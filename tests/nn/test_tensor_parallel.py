@@ -69,6 +69,10 @@ def build(module: str, folder: Path, group: ParallelGroup) -> Decoder:
         ("GPTNeoXForCausalLM", "gpt_neox", 2, {}),
         ("Phi3ForCausalLM", "phi3", 2, {}),
         ("Qwen3MoeForCausalLM", "qwen3_moe", 2, {}),
+        ("BambaForCausalLM", "bamba", 2, {}),
+        ("BambaForCausalLM", "bamba", 4, {}),  # copies of groups, and a norm over more than a rank's heads
+        ("FalconH1ForCausalLM", "falcon_h1", 2, {"mamba_n_groups": 1, "mamba_norm_before_gate": True}),
+        ("Zamba2ForCausalLM", "zamba2", 2, {}),
     ],
 )
 def test_ranks_together_equal_one_rank(
