@@ -147,11 +147,10 @@ def recurrent_obstacle(spec: RecurrentSpec | None, ranks: int) -> str | None:
     """Say why so many ranks cannot split a recurrent layer."""
     if spec is None or ranks == 1:
         return None
-    if not isinstance(spec, Mamba2Spec):
-        return "would split recurrent layers of a kind that is not split"
-    if spec.heads % ranks:
-        return f"does not divide the {spec.heads} heads of the model's state spaces"
-    if spec.groups % ranks and ranks % spec.groups:
+    for name in ("key_heads", "heads", "width"):
+        if getattr(spec, name, 0) % ranks:
+            return f"does not divide the {name} of the model's recurrent layers, {getattr(spec, name)}"
+    if isinstance(spec, Mamba2Spec) and spec.groups % ranks and ranks % spec.groups:
         return f"neither divides the {spec.groups} groups of the model's state spaces nor is a multiple of them"
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
     from core.recurrent_spec import GatedDeltaSpec
 
 _APART: Final = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "write": "b_proj"}
+_JOINED: Final = dict.fromkeys("qkv", "in_proj_qkv")
 _FIRST: Final[dict[str, dict[str, str]]] = {
-    "joined": {"qkv": "in_proj_qkv", "gate": "in_proj_z", "write": "in_proj_b", "forget": "in_proj_a"},
+    "joined": {**_JOINED, "gate": "in_proj_z", "write": "in_proj_b", "forget": "in_proj_a"},
     "apart": {**_APART, "gate": "g_proj", "forget": "a_proj"},
     "low_rank": {**_APART, "gate": "g_a_proj", "forget": "f_a_proj"},
 }
-"""Slice of the first product to its tensor, where each has one."""
+"""Slice of the first product to its tensor, where they are not grouped."""
 _LAST: Final = {"grouped": ("norm", "out_proj"), "joined": ("norm", "out_proj")}
 """Names of the last norm and product; otherwise o_norm and o_proj."""
 
 
 class GatedDelta(nn.Module):
-    """One layer. Its state: the convolution's last inputs, and [heads, key_size, value_size]."""
+    """One layer, its heads split over ranks. Its state: the convolution's last inputs, and [heads, key_size, value_size]."""
 
     def __init__(
         self, spec: GatedDeltaSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
@@ -41,30 +43,39 @@ class GatedDelta(nn.Module):
         super().__init__()
         self.spec = spec
         self._scan = context.ops.delta_scan
-        self._sizes = [spec.key_heads * spec.key_size] * 2 + [spec.heads * spec.value_size]
-        self._expect_first(hidden, prefix, context, weights)
-        joined = {f"{prefix}.conv1d": sum(self._sizes)}
-        apart = {f"{prefix}.{name}_conv1d": size for name, size in zip("qkv", self._sizes, strict=True)}
-        conv = joined if spec.layout in _LAST else apart
-        self.conv = ShortConv(sum(self._sizes), spec.kernel, context, weights, conv, bias=False)
+        self._group = group = context.group
+        self.heads, self.key_heads = (group.share(count, "heads of a memory") for count in (spec.heads, spec.key_heads))
+        sizes = [spec.key_heads * spec.key_size] * 2 + [spec.heads * spec.value_size]
+        self._expect_first(sizes, hidden, prefix, context, weights)
+        self._sizes = [group.share(size, "width of a memory") for size in sizes]
+        joined = spec.layout in _LAST
+        fed = [
+            Slice(name, size, "" if joined else f"{prefix}.{name}_conv1d")
+            for name, size in zip("qkv", sizes, strict=True)
+        ]
+        self.conv = ShortConv(fed, spec.kernel, context, weights, f"{prefix}.conv1d", bias=False)
         by_channel = spec.layout == "low_rank"
-        falling = spec.heads * (spec.key_size if by_channel else 1)
-        self.rate = empty_parameter(spec.heads, dtype=torch.float32)
-        self.forget_bias = empty_parameter(falling, dtype=torch.float32)
+        falling = spec.key_size if by_channel else 1
+        self.rate = empty_parameter(self.heads, dtype=torch.float32)
+        self.forget_bias = bias = empty_parameter(self.heads * falling, dtype=torch.float32)
         shape = (1, 1, spec.heads, 1) if by_channel else (spec.heads,)
         weights.add(f"{prefix}.A_log", shape, self._take_rate)
-        weights.add(f"{prefix}.dt_bias", (falling,), lambda tensor: fill(self.forget_bias.data, tensor))
+        shape_of_bias = (spec.heads * falling,)
+        weights.add(f"{prefix}.dt_bias", shape_of_bias, lambda tensor: fill(bias.data, group.cut(tensor, 0)))
         norm, out = _LAST.get(spec.layout, ("o_norm", "o_proj"))
         self.norm = empty_parameter(spec.value_size, dtype=torch.float32)
         weights.add(f"{prefix}.{norm}.weight", self.norm.shape, lambda tensor: fill(self.norm.data, tensor))
-        self.outward = Linear(context, weights, f"{prefix}.{out}", self._sizes[2], [Slice("out", hidden)])
-        state = (spec.heads, spec.key_size, spec.value_size)
+        last = [Slice("out", hidden)]
+        self.outward = Linear(context, weights, f"{prefix}.{out}", sizes[2], last, split="columns")
+        state = (self.heads, spec.key_size, spec.value_size)
         self.kv_spec = RecurrentState((self.conv.state_part, (state, state_dtype(context))))
         self.cache: States | None = None
 
-    def _expect_first(self, hidden: int, prefix: str, context: BuildContext, weights: WeightMap) -> None:
-        """Make the products of the layer's input, and those behind a narrow first one."""
-        spec, (key, _, value) = self.spec, self._sizes
+    def _expect_first(
+        self, sizes_of_qkv: Sequence[int], hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+    ) -> None:
+        """Make the products of the layer's input, and those behind a narrow first one, which every rank computes."""
+        spec, (key, _, value) = self.spec, sizes_of_qkv
         sizes = {"q": key, "k": key, "v": value, "gate": value, "write": spec.heads, "forget": spec.heads}
         if spec.layout == "grouped":
             joined = [Slice(name, sizes[name]) for name in ("q", "k", "v", "gate")]
@@ -72,26 +83,29 @@ class GatedDelta(nn.Module):
             each = spec.heads // spec.key_heads
             widths = [spec.key_size, spec.key_size, each * spec.value_size, each * spec.value_size]
             order = _by_part(spec.key_heads, widths)
-            self.inward = Linear(context, weights, f"{prefix}.in_proj_qkvz", hidden, joined, order=order)
+            self.inward = Linear(context, weights, f"{prefix}.in_proj_qkvz", hidden, joined, split="rows", order=order)
             order = _by_part(spec.key_heads, [each, each])
-            self.forgetting = Linear(context, weights, f"{prefix}.in_proj_ba", hidden, small, order=order)
+            self.forgetting = Linear(context, weights, f"{prefix}.in_proj_ba", hidden, small, split="rows", order=order)
             return
-        sizes |= {"qkv": sum(self._sizes)}
+        narrow = ("gate", "forget") if spec.layout == "low_rank" else ()
         if spec.layout == "low_rank":
             sizes |= {"gate": spec.key_size, "forget": spec.key_size}
             wide = {"gate": ("g_b_proj", value), "forget": ("f_b_proj", spec.heads * spec.key_size)}
             self.wide = nn.ModuleDict(
                 {
-                    part: Linear(context, weights, f"{prefix}.{name}", spec.key_size, [Slice(part, size)])
+                    part: Linear(context, weights, f"{prefix}.{name}", spec.key_size, [Slice(part, size)], split="rows")
                     for part, (name, size) in wide.items()
                 }
             )
         names = _FIRST[spec.layout]
-        slices = [Slice(part, sizes[part], f"{prefix}.{name}") for part, name in names.items()]
-        self.inward = Linear(context, weights, slices[0].prefix, hidden, slices)
+        slices = [
+            Slice(part, sizes[part], f"{prefix}.{name}", parts=1 if part in narrow else None)
+            for part, name in names.items()
+        ]
+        self.inward = Linear(context, weights, slices[0].prefix, hidden, slices, split="rows")
 
     def _take_rate(self, tensor: torch.Tensor) -> None:
-        fill(self.rate.data, tensor.view(-1))
+        fill(self.rate.data, self._group.cut(tensor.view(-1), 0))
         self.rate.data.exp_().neg_()
 
     def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
@@ -104,7 +118,7 @@ class GatedDelta(nn.Module):
         elif spec.layout == "low_rank":
             parts |= {name: product(parts[name]) for name, product in self.wide.items()}
         write = parts["write"].float().sigmoid() * spec.most_correction
-        forget = F.softplus(parts["forget"].float() + self.forget_bias).view(len(x), spec.heads, -1)
+        forget = F.softplus(parts["forget"].float() + self.forget_bias).view(len(x), self.heads, -1)
         decay = forget * self.rate[:, None]  # [num_tokens, heads, key_size | 1]
         decay = decay if spec.layout == "low_rank" else decay[..., 0]
         out = plan.compute(self._segments, first[:, : sum(self._sizes)], write, decay)
@@ -118,9 +132,9 @@ class GatedDelta(nn.Module):
         assert self.cache is not None, "bind_kv was not called"
         spec, (inputs, states) = self.spec, self.cache
         query, key, value = self.conv(fed, run, inputs).float().split(self._sizes, -1)
-        query = _of_length_one(query.view(run.count, run.length, spec.key_heads, -1)) * spec.key_size**-0.5
-        key = _of_length_one(key.view(run.count, run.length, spec.key_heads, -1))
-        value = value.view(run.count, run.length, spec.heads, -1)
+        query = _of_length_one(query.view(run.count, run.length, self.key_heads, -1)) * spec.key_size**-0.5
+        key = _of_length_one(key.view(run.count, run.length, self.key_heads, -1))
+        value = value.view(run.count, run.length, self.heads, -1)
         out, last = self._scan(query, key, value, decay, write, run.load(states))
         run.store(states, last)
         return out

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Lightning(nn.Module):
-    """One layer. Its state: [heads, value, key]."""
+    """One layer, its heads split over ranks. Its state: [heads, value, key]."""
 
     def __init__(
         self, spec: LightningSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
@@ -34,27 +34,30 @@ class Lightning(nn.Module):
         # The checkpoint's rows go by head: its query, its key, its value.
         order = [3 * head + part for part in range(3) for head in range(spec.heads)]
         slices = [Slice(name, width) for name in ("query", "key", "value")]
-        self.inward = Linear(context, weights, f"{prefix}.qkv_proj", hidden, slices, order=order)
+        self.inward = Linear(context, weights, f"{prefix}.qkv_proj", hidden, slices, split="rows", order=order)
         self.activation = make_activation(spec.activation, gated=False, prefix=prefix, context=context, weights=weights)
-        self.gate = Linear(context, weights, f"{prefix}.output_gate", hidden, [Slice("gate", width)])
+        gate, out = [Slice("gate", width)], [Slice("out", hidden)]
+        self.gate = Linear(context, weights, f"{prefix}.output_gate", hidden, gate, split="rows")
         self.norm = make_norm(NormSpec(eps=spec.eps), width, context, weights, f"{prefix}.norm")
-        self.outward = Linear(context, weights, f"{prefix}.out_proj", width, [Slice("out", hidden)])
-        self.register_buffer("rates", -torch.tensor(spec.rates))
-        state = (spec.heads, spec.head_size, spec.head_size)
+        self.outward = Linear(context, weights, f"{prefix}.out_proj", width, out, split="columns")
+        self._group, self.heads = context.group, context.group.share(spec.heads, "heads of a memory")
+        self.register_buffer("rates", -self._group.cut(torch.tensor(spec.rates), 0))
+        state = (self.heads, spec.head_size, spec.head_size)
         self.kv_spec = RecurrentState(((state, state_dtype(context)),))
         self.cache: States | None = None
 
     def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
         """Return [num_tokens, hidden]; states go to the cache."""
         out = plan.compute(self._segments, self.activation(self.inward(x))).to(x.dtype)
-        return self.outward(self.norm(out) * self.gate(x).sigmoid())  # type: ignore[no-any-return]
+        out = self._group.cut(self.norm(self._group.all_gather(out)), 1)
+        return self.outward(out * self.gate(x).sigmoid())  # type: ignore[no-any-return]
 
     def _segments(self, run: Run, fed: torch.Tensor) -> torch.Tensor:
         """Return what the memories give, [n, length, width] in float32."""
         assert self.cache is not None, "bind_kv was not called"
-        parts = fed.view(run.count, run.length, 3, self.spec.heads, self.spec.head_size)
+        parts = fed.view(run.count, run.length, 3, self.heads, self.spec.head_size)
         query, key, value = parts.unbind(2)
-        steps = torch.ones(run.count, run.length, self.spec.heads, device=fed.device)
+        steps = torch.ones(run.count, run.length, self.heads, device=fed.device)
         out, last = self._scan(value, steps, self.rates, key, query, run.load(self.cache[0]))
         run.store(self.cache[0], last)
         return out.flatten(2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -27,7 +28,7 @@ class Slice:
     size: int
     """Rows in the whole model."""
     prefix: str = ""
-    """Checkpoint prefix of its own tensors; empty when the checkpoint keeps the layer's slices in one tensor."""
+    """Checkpoint prefix of its own tensors, or of those it shares with its neighbours; empty: the layer's."""
     parts: int | None = None
     """Ranks that share the rows when fewer than the group (key-value heads); the others hold copies."""
     bias: bool = True
@@ -118,11 +119,8 @@ class Linear(nn.Module):
         self.method.create(self, self.in_features, self.out_features, context.dtype)
         self.bias: nn.Parameter | None
         self.register_parameter("bias", empty_parameter(self.out_features, dtype=context.dtype) if bias else None)
-        if slices[0].prefix:
-            for part in slices:
-                self._expect(weights, part.prefix, in_features, [part])
-        else:
-            self._expect(weights, prefix, in_features, slices)
+        for name, parts in groupby(slices, lambda part: part.prefix or prefix):
+            self._expect(weights, name, in_features, list(parts))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's output rows, or the summed output of split columns."""

@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 
 class Mamba(nn.Module):
-    """One layer. Its state: the convolution's last inputs, and [width, state_size]."""
+    """One layer, its channels split over ranks. Its state: the convolution's last inputs, and [width, state_size]."""
 
     def __init__(self, spec: MambaSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap) -> None:
         super().__init__()
         width, rank, size = spec.width, spec.step_rank, spec.state_size
         self._scan = context.ops.selective_scan
         both = [Slice("x", width), Slice("gate", width)]
-        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, both, bias=spec.bias)
-        self.conv = ShortConv(width, spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias)
+        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, both, split="rows", bias=spec.bias)
+        self.conv = ShortConv(both[:1], spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias)
         three = [Slice("step", rank), Slice("write", size), Slice("read", size)]
-        self.choose = Linear(context, weights, f"{prefix}.x_proj", width, three)
-        self.step = Linear(context, weights, f"{prefix}.dt_proj", rank, [Slice("step", width)], bias=True)
-        self.outward = Linear(context, weights, f"{prefix}.out_proj", width, [Slice("out", hidden)], bias=spec.bias)
+        self.choose = Linear(context, weights, f"{prefix}.x_proj", width, three, split="columns")
+        step, out = [Slice("step", width)], [Slice("out", hidden)]
+        self.step = Linear(context, weights, f"{prefix}.dt_proj", rank, step, split="rows", bias=True)
+        self.outward = Linear(context, weights, f"{prefix}.out_proj", width, out, split="columns", bias=spec.bias)
         self.norms = nn.ModuleList()
         if spec.norm is not None:
             names = {"dt": rank, "b": size, "c": size}
@@ -43,15 +44,17 @@ class Mamba(nn.Module):
                 optional_norm(spec.norm, part, context, weights, f"{prefix}.{name}_layernorm")  # type: ignore[misc]
                 for name, part in names.items()
             )
-        self.decay = empty_parameter(width, size, dtype=torch.float32)
-        self.skip = empty_parameter(width, dtype=torch.float32)
+        self._group = group = context.group
+        own = group.share(width, "width of a state space")
+        self.decay = empty_parameter(own, size, dtype=torch.float32)
+        self.skip = empty_parameter(own, dtype=torch.float32)
         weights.add(f"{prefix}.A_log", (width, size), self._take_decay)
-        weights.add(f"{prefix}.D", (width,), lambda tensor: fill(self.skip.data, tensor))
-        self.kv_spec = RecurrentState((self.conv.state_part, ((width, size), state_dtype(context))))
+        weights.add(f"{prefix}.D", (width,), lambda tensor: fill(self.skip.data, group.cut(tensor, 0)))
+        self.kv_spec = RecurrentState((self.conv.state_part, ((own, size), state_dtype(context))))
         self.cache: States | None = None
 
     def _take_decay(self, tensor: torch.Tensor) -> None:
-        fill(self.decay.data, tensor)
+        fill(self.decay.data, self._group.cut(tensor, 0))
         self.decay.data.exp_().neg_()
 
     def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:

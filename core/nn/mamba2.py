@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,8 @@ class Mamba2(nn.Module):
         slices = [Slice("gate", width), Slice("x", width), Slice("write", shared, parts=parts)]
         slices += [Slice("read", shared, parts=parts), Slice("step", spec.heads)]
         self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, slices, split="rows", bias=spec.bias)
-        self.conv = self._make_conv(context, weights, f"{prefix}.conv1d", slices[1:4])
+        fed = slices[1:4]
+        self.conv = ShortConv(fed, spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias)
         self.norm = None
         if spec.norm is not None:
             self.norm = GatedGroupNorm(spec, context, weights, f"{prefix}.norm")
@@ -58,16 +58,6 @@ class Mamba2(nn.Module):
         state = (self.heads, spec.head_size, spec.state_size)
         self.kv_spec = RecurrentState((self.conv.state_part, (state, state_dtype(context))))
         self.cache: States | None = None
-
-    def _make_conv(self, context: BuildContext, weights: WeightMap, prefix: str, slices: Sequence[Slice]) -> ShortConv:
-        """Make the convolution of what these slices give, over the channels that this rank holds."""
-        own, start = [], 0
-        for part in slices:
-            rows = context.group.own(part.size, part.parts)
-            own.append(slice(start + rows.start, start + rows.stop))
-            start += part.size
-        spec = self.spec
-        return ShortConv(start, spec.kernel, context, weights, prefix, bias=spec.conv_bias, own=own)
 
     def _take(self, parameter: nn.Parameter, tensor: torch.Tensor) -> None:
         fill(parameter.data, self._group.cut(tensor, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,45 +13,51 @@ from core.nn.weights import empty_parameter, fill
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
+    from core.nn.linear import Slice
     from core.nn.state import Run
     from core.nn.weights import WeightMap
+
+Place = tuple[slice, slice]
+"""Channels of ours, and those of a checkpoint's tensor that they are."""
 
 
 class ShortConv(nn.Module):
     """What it keeps of a sequence are its last `kernel - 1` inputs: `state_part`, one part of its layer's state.
 
-    `prefix` is that of its tensors or, where a checkpoint has several, how many channels each prefix has. `own` are the
-    channels of one such tensor that this rank holds.
+    `slices` are the channels, split over ranks. Those without a prefix of their own are in one tensor under `prefix`.
     """
 
     def __init__(
         self,
-        channels: int,
+        slices: Sequence[Slice],
         kernel: int,
         context: BuildContext,
         weights: WeightMap,
-        prefix: str | Mapping[str, int],
+        prefix: str,
         *,
         bias: bool,
         activate: bool = True,
-        own: Sequence[slice] = (),
     ) -> None:
         super().__init__()
-        parts = {prefix: channels} if isinstance(prefix, str) else prefix
-        assert not own or len(parts) == 1, "channels are chosen of one tensor"
-        channels = sum(part.stop - part.start for part in own) or channels
+        own = [context.group.own(part.size, part.parts) for part in slices]
+        channels = sum(rows.stop - rows.start for rows in own)
         self.state_part = ((kernel - 1, channels), _dtype(context.conv_state_dtype, context.dtype))
         self._conv, self._activate = context.ops.causal_conv, activate
         self.weight = empty_parameter(kernel, channels, dtype=context.dtype)
         self.bias: nn.Parameter | None
         self.register_parameter("bias", empty_parameter(channels, dtype=context.dtype) if bias else None)
+        places: dict[str, list[Place]] = {}
+        total: dict[str, int] = {}
         start = 0
-        for name, size in parts.items():
-            rows = slice(start, start + (channels if own else size))
-            weights.add(f"{name}.weight", (size, 1, kernel), partial(_take, self.weight.data[:, rows].T[:, None], own))
+        for part, rows in zip(slices, own, strict=True):
+            name, end = part.prefix or prefix, start + rows.stop - rows.start
+            before = total.get(name, 0)
+            places.setdefault(name, []).append((slice(start, end), slice(before + rows.start, before + rows.stop)))
+            total[name], start = before + part.size, end
+        for name, size in total.items():
+            weights.add(f"{name}.weight", (size, 1, kernel), partial(_take, self.weight.data.T[:, None], places[name]))
             if self.bias is not None:
-                weights.add(f"{name}.bias", (size,), partial(_take, self.bias.data[rows], own))
-            start += size
+                weights.add(f"{name}.bias", (size,), partial(_take, self.bias.data, places[name]))
 
     def forward(self, x: torch.Tensor, run: Run, states: torch.Tensor) -> torch.Tensor:
         """Return [n, length, channels] for the segments of a run; `states` is this part of the layer's cache."""
@@ -60,8 +66,9 @@ class ShortConv(nn.Module):
         return out
 
 
-def _take(target: torch.Tensor, own: Sequence[slice], tensor: torch.Tensor) -> None:
-    fill(target, torch.cat([tensor[part] for part in own]) if own else tensor)
+def _take(target: torch.Tensor, places: Sequence[Place], tensor: torch.Tensor) -> None:
+    for to, rows in places:
+        fill(target[to], tensor[rows])
 
 
 def _dtype(chosen: str, dtype: torch.dtype) -> str:

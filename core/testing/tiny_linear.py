@@ -69,7 +69,7 @@ LINEAR: Final[Mapping[str, Tiny]] = {
             "num_key_value_heads": 4,
             "layer_types": _KINDS,
             "linear_head_dim": 16,
-            "linear_num_heads": 3,
+            "linear_num_heads": 6,
             "linear_conv_kernel_dim": 3,
             "kv_lora_rank": 24,
             "q_lora_rank": None,

@@ -153,7 +153,13 @@ def test_however_steps_are_cut(
 
 @pytest.mark.parametrize(
     ("architecture", "split"),
-    [("BambaForCausalLM", "both"), ("BambaForCausalLM", "tensor 4"), ("Zamba2ForCausalLM", "tensor 2")],
+    [
+        ("BambaForCausalLM", "both"),
+        ("BambaForCausalLM", "tensor 4"),
+        ("Zamba2ForCausalLM", "tensor 2"),
+        ("MambaForCausalLM", "tensor 2"),
+        ("Qwen3NextForCausalLM", "both"),
+    ],
 )
 def test_states_are_split_by_heads(
     architecture: str, split: str, checkpoint: Checkpoint, one_rank: Callable[..., list[Answer]]
@@ -164,9 +170,9 @@ def test_states_are_split_by_heads(
             assert_equal(ask(llm), one_rank(folder))
 
 
-def test_layers_of_a_kind_that_is_not_split_are_refused_with_what_is_possible(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigError, match="recurrent layers of a kind that is not split; possible here: 1"):
-        open_ranks(checkpoint("MambaForCausalLM"), "tensor 2")
+def test_ranks_that_do_not_divide_heads_of_states_are_refused_with_what_is_possible(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigError, match="heads of the model's recurrent layers, 6; possible here: 1, 2"):
+        open_ranks(checkpoint("KimiLinearForCausalLM"), "tensor 4")
 
 
 @pytest.mark.parametrize("split", ["tensor 4", "both"])

@@ -73,6 +73,10 @@ def build(module: str, folder: Path, group: ParallelGroup) -> Decoder:
         ("BambaForCausalLM", "bamba", 4, {}),  # copies of groups, and a norm over more than a rank's heads
         ("FalconH1ForCausalLM", "falcon_h1", 2, {"mamba_n_groups": 1, "mamba_norm_before_gate": True}),
         ("Zamba2ForCausalLM", "zamba2", 2, {}),
+        ("JambaForCausalLM", "jamba", 4, {}),
+        ("KimiLinearForCausalLM", "kimi_linear", 2, {}),
+        ("MiniMaxForCausalLM", "minimax", 2, {}),
+        ("RecurrentGemmaForCausalLM", "recurrent_gemma", 2, {}),
     ],
 )
 def test_ranks_together_equal_one_rank(
