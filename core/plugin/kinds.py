@@ -40,7 +40,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             Kind("attention_backends", "attention backend", "AttentionBackend", "best"),
             Kind("op_impls", "op implementation", "OpImplementation", "best per op"),
             Kind("logits_processors", "logits processor", "LogitsProcessor", "all"),
-            Kind("runners", "runner", "Runner", "best"),
+            Kind("runners", "runner", "Runner", "named"),
             Kind("poolers", "pooler", "Pooler", "named"),
             Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy", "named"),
             Kind("tokenizers", "tokenizer", "Tokenizer", "named"),

@@ -30,16 +30,20 @@ def pair_scores(folder: Path, llm: LLM) -> torch.Tensor:
     for text in TEXTS:
         first, second = tokenizer.encode(QUERY, False), tokenizer.encode(text, False)
         ids = [VOCAB - 2, *first, VOCAB - 1, *second, VOCAB - 1]
-        types = [0] * (len(first) + 2) + [1] * (len(second) + 1)
-        if model.config.type_vocab_size < 2:
-            types = [0] * len(ids)
-        scores.append(model(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0, 0])
+        types = torch.tensor([[0] * (len(first) + 2) + [1] * (len(second) + 1)])
+        told = {"token_type_ids": types} if getattr(model.config, "type_vocab_size", 1) > 1 else {}
+        scores.append(model(torch.tensor([ids]), **told).logits[0, 0])
     return torch.stack(scores)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["BertForSequenceClassification", "DebertaV2ForSequenceClassification", "XLMRobertaForSequenceClassification"],
+    [
+        "BertForSequenceClassification",
+        "DebertaV2ForSequenceClassification",
+        "XLMRobertaForSequenceClassification",
+        "Qwen3ForSequenceClassification",
+    ],
 )
 def test_cross_encoders_tell_the_texts_of_a_pair_apart(
     name: str, checkpoint: Callable[..., Path], engine: Open
