@@ -103,8 +103,11 @@ class StageParts:
 class Calls(Protocol):
     """What `LLM` offers under these names, of a runner that does not generate; parameters and options are its own."""
 
-    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> tuple[Prompt, PoolingParams]:
-        """Return what runs for a prompt of `AsyncLLM.encode`."""
+    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> list[tuple[Prompt, PoolingParams]]:
+        """Return the requests that run for a prompt of `AsyncLLM.encode`."""
+
+    def joined(self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]) -> PoolingRequestOutput[PoolingOutput]:
+        """Return their outputs as one."""
 
     def encode(self, *given: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return tensors for prompts."""

@@ -174,10 +174,12 @@ class AsyncLLM:
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, *, prompt_name: str | None = None
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
         """Pool one prompt, or a pair of texts; yields one output. Raises as `generate`, and `RequestFailed`."""
-        make = self._front.runner.calls(self._front, None).ready
-        ready, params = await asyncio.to_thread(make, prompt, pooling_params, prompt_name)
-        async for output in self.generate(ready, params, request_id):
-            yield PoolingRequestOutput.of(output)
+        calls = self._front.runner.calls(self._front, None)
+        runs, found = await asyncio.to_thread(calls.ready, prompt, pooling_params, prompt_name), []
+        for index, (ready, params) in enumerate(runs):
+            async for output in self.generate(ready, params, f"{request_id}#{index}" if index else request_id):
+                found.append(PoolingRequestOutput.of(output))
+        yield calls.joined(found)
 
     def _follow(self, request_id: str, prompt: Prompt, requests: Sequence[EngineRequest]) -> Mailbox:
         if request_id in self._outputs:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from core import LLM, PoolingParams
+from core import LLM, AsyncLLM, PoolingParams, PoolingRequestOutput
 from core.errors import ConfigError, InvalidRequest
 
 Checkpoint = Callable[..., Path]
@@ -35,6 +37,27 @@ def test_the_mean_of_pieces_stands_for_a_long_text(
         assert output.prompt_token_ids == prompts[0]
         short = vectors(llm, [prompts[0]], PoolingParams(truncate_prompt_tokens=-1))[0]
         assert not torch.allclose(short, found[0], atol=1e-3)
+
+
+def test_an_engine_that_serves_many_embeds_in_pieces_alike(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
+    folder = checkpoint("BertModel")
+    with engine(folder, max_model_len=32, pooler_config=ON) as llm:
+        expected = vectors(llm, prompts[:2])
+    settings: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "log_level": "error", "pooler_config": ON}
+
+    async def ask() -> list[PoolingRequestOutput[Any]]:
+        served = AsyncLLM(str(folder), max_model_len=32, disable_frontend_multiprocessing=True, **settings)
+        try:
+            answers = [served.encode(ids, PoolingParams(), str(index)) for index, ids in enumerate(prompts[:2])]
+            return list(await asyncio.gather(*(anext(answer) for answer in answers)))
+        finally:
+            served.shutdown()
+
+    for index, (output, wanted) in enumerate(zip(asyncio.run(ask()), expected, strict=True)):
+        assert (output.request_id, output.prompt_token_ids) == (str(index), prompts[index])
+        torch.testing.assert_close(output.outputs.data, wanted, atol=1e-5, rtol=0)
 
 
 def test_only_embeddings_of_prompts_come_in_pieces(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen2Model, Qwen3ForCausalLM
 
-from core import LLM, PoolingParams
+from core import LLM, AsyncLLM, PoolingParams, PoolingRequestOutput
 from core.errors import ConfigError, InvalidRequest, ModelError
 from core.testing.checkpoints import VOCAB, make_checkpoint
 
@@ -59,6 +60,22 @@ def test_cross_encoders_tell_the_texts_of_a_pair_apart(
     torch.testing.assert_close(torch.tensor(plain), expected, atol=1e-4, rtol=1e-4)
     assert len(short) == 12
     assert short.count(VOCAB - 1) == 2
+
+
+def test_a_pair_is_scored_alike_by_an_engine_that_serves_many(checkpoint: Callable[..., Path], engine: Open) -> None:
+    folder = checkpoint("BertForSequenceClassification", num_labels=1)
+    with engine(folder) as llm:
+        expected = llm.score(QUERY, TEXTS[0], use_tqdm=False)[0].outputs.score
+
+    async def ask() -> PoolingRequestOutput[Any]:
+        settings: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "log_level": "error"}
+        served = AsyncLLM(str(folder), max_model_len=128, disable_frontend_multiprocessing=True, **settings)
+        try:
+            return await anext(served.encode((QUERY, TEXTS[0]), PoolingParams(task="score"), "pair"))
+        finally:
+            served.shutdown()
+
+    assert asyncio.run(ask()).outputs.data.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_cross_encoders_files_say_what_becomes_of_scores(checkpoint: Callable[..., Path], engine: Open) -> None:

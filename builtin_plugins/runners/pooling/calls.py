@@ -43,7 +43,13 @@ class Calls:
     ) -> None:
         """`pieces` cuts long texts; None: they are refused."""
         self._prompts, self._info, self._run, self._pieces = prompts, info, run, pieces
-        self.ready = prompts.ready
+        self.joined = joined
+
+    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> list[tuple[Any, PoolingParams]]:
+        """Return the requests that are run for a prompt, or for a pair of texts where it is a tuple of two."""
+        if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
+            return [self._prompts.pair(prompt[0], prompt[1], params)]
+        return self._cut(*self._prompts.one(prompt, params, name))
 
     def encode(
         self,
@@ -59,7 +65,7 @@ class Calls:
         listed = _listed(prompts)
         params = _params(pooling_params, len(listed), pooling_task, truncate_prompt_tokens)
         made = [self._prompts.one(prompt, each, prompt_name) for prompt, each in zip(listed, params, strict=True)]
-        cut = [self._cut(prompt, each) for prompt, each in made]
+        cut = [self._cut(*prompt) for prompt in made]
         runs = [run for runs in cut for run in runs]
         found = iter(self._outputs([prompt for prompt, _ in runs], [each for _, each in runs], use_tqdm))
         return [joined([next(found) for _ in runs]) for runs in cut]

@@ -16,13 +16,6 @@ class PoolingPrompts:
     def __init__(self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int) -> None:
         self._renderer, self._facts, self._max_tokens = renderer, sentence or NO_FACTS, max_tokens
 
-    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> tuple[Any, PoolingParams]:
-        """Return what runs for a prompt, or for a pair of texts where it is a tuple."""
-        if isinstance(prompt, tuple):
-            first, second = prompt
-            return self.pair(first, second, params)
-        return self.one(prompt, params, name)
-
     def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> tuple[Any, PoolingParams]:
         """Return the token ids of a prompt in any form, the text of prompt `name` put before it, and its parameters.
 
