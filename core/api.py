@@ -132,7 +132,6 @@ from core.pooling_outputs import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    cosine,
 )
 from core.pooling_spec import DenseSpec, PoolingSpec, SentenceFacts
 from core.pooling_types import PER_TOKEN, Pooled, PoolingInfo, PoolingParams
@@ -322,7 +321,6 @@ __all__ = [
     "WorkerInfo",
     "YarnScaling",
     "alibi_slopes",
-    "cosine",
     "did_you_mean",
     "hookimpl",
     "hookspec",

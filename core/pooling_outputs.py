@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -95,9 +94,3 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """The end of a request for one score."""
-
-
-def cosine(first: list[float], second: list[float]) -> float:
-    """Return the cosine of the angle between two embeddings; 0 where one is nothing but zeros."""
-    lengths = math.sqrt(math.fsum(x * x for x in first) * math.fsum(x * x for x in second))
-    return math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0

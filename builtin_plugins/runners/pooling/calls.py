@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from core.api import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    cosine,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Calls:
         return [
             ScoringRequestOutput(
                 f"{a.request_id}_{b.request_id}",
-                ScoringOutput(cosine(a.outputs.embedding, b.outputs.embedding)),
+                ScoringOutput(_cosine(a.outputs.embedding, b.outputs.embedding)),
                 a.prompt_token_ids + b.prompt_token_ids,
                 a.num_cached_tokens + b.num_cached_tokens,
             )
@@ -171,3 +171,9 @@ def _params(given: Params, count: int, task: str | None, truncate: int | None) -
     if truncate is not None:
         changes["truncate_prompt_tokens"] = truncate
     return [each.clone(**changes) for each in listed] if changes else listed
+
+
+def _cosine(first: list[float], second: list[float]) -> float:
+    """Return the cosine of the angle between two embeddings; 0 where one is nothing but zeros."""
+    lengths = math.sqrt(math.fsum(x * x for x in first) * math.fsum(x * x for x in second))
+    return math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0
