@@ -47,18 +47,25 @@ MUSE: Final = Channels(
 )
 
 
-def form(channels: Channels, end: str, begun: str = "", *more: str) -> ReasoningFormat:
-    """Return the format of some channels; `begun`: what a prompt ends with that has begun the thoughts."""
+def form(channels: Channels, end: str, before_end: str, begun: str = "", *more: str) -> ReasoningFormat:
+    """Return the format of some channels; `before_end` closes thoughts in front of the end.
+
+    `begun`: what a prompt ends with that has begun the thoughts.
+    """
 
     def read(scan: Scan, request: ParseRequest) -> Reading:
         opened = bool(begun) and request.prompt_end.rstrip().endswith(begun)
         yield from read_channels(channels, scan, None, "thoughts" if opened else None)
 
     tags = [text for text in channels.markers if text.count("<|") == 1]
-    return ReasoningFormat(read, markers=(*tags, *more), ends=(end,), signs=channels.heads + channels.ends[:1])
+    return ReasoningFormat(
+        read, markers=(*tags, *more), ends=(end,), closes=before_end + end, signs=channels.heads + channels.ends[:1]
+    )
 
 
-KIMI_K3_FORMAT: Final = form(KIMI_K3, "<|open|>response<|sep|>", "<|open|>think<|sep|>", "<|close|>")
-HARMONY_FORMAT: Final = form(HARMONY, "<|channel|>final<|message|>")
-INKLING_FORMAT: Final = form(INKLING, "<|content_text|>", "<|content_thinking|>")
-MUSE_FORMAT: Final = form(MUSE, "to=user<|message|>", "to=self<|message|>")
+KIMI_K3_FORMAT: Final = form(
+    KIMI_K3, "<|open|>response<|sep|>", "<|close|>think<|sep|>", "<|open|>think<|sep|>", "<|close|>"
+)
+HARMONY_FORMAT: Final = form(HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant")
+INKLING_FORMAT: Final = form(INKLING, "<|content_text|>", "<|end_message|><|message_model|>", "<|content_thinking|>")
+MUSE_FORMAT: Final = form(MUSE, "to=user<|message|>", "<|eom|><|start|>assistant ", "to=self<|message|>")

@@ -90,5 +90,7 @@ class ReasoningFormat:
     """Texts with which reasoning begins where it may also be left out; empty: there is always some, begun or not."""
     ends: tuple[str, ...] = ()
     """Texts behind which no more reasoning comes: there a grammar takes hold of the answer."""
+    closes: str = ""
+    """What ends thoughts that have gone on for long enough; empty: the first of `ends`."""
     signs: tuple[str, ...] = ()
     """Texts that all stand in the family's chat templates and seldom together elsewhere: the parser is suggested then."""

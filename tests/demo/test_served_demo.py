@@ -153,3 +153,9 @@ def test_thoughts_come_before_the_form_and_may_be_switched_off(client: openai.Op
         assert type(json.loads(choice.message.content)) is int
         assert bool(getattr(choice.message, "reasoning", None)) is thinks
         assert getattr(choice.message, "reasoning_content", None) == getattr(choice.message, "reasoning", None)
+
+
+def test_thoughts_end_with_their_budget(client: openai.OpenAI) -> None:
+    free, short = (ask(client, "What is 347 + 285?", extra_body=body) for body in ({}, {"thinking_token_budget": 3}))
+    assert 0 < len(short.message.reasoning) < len(free.message.reasoning)
+    assert short.message.content

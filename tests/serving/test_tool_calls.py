@@ -76,6 +76,15 @@ def test_reasoning_can_be_left_out(make_api):
     assert message == {"role": "assistant", "content": "yes", "refusal": None}
 
 
+def test_a_thinking_budget_is_handed_on_with_the_texts_of_the_parser(make_api):
+    api = make_api(reasoning_parser="openai_gptoss")
+    api.chat("a", thinking_token_budget=5, vllm_xargs={"x": 1})
+    end = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    expected = {"x": 1, "thinking_token_budget": 5, "thinking_starts": [], "thinking_end": end}
+    assert api.engine.sampling[0].extra_args == expected
+    assert make_api().chat("a", thinking_token_budget=5).json()["error"]["param"] == "thinking_token_budget"
+
+
 def test_cut_off_calls_are_content(make_api):
     choice = make_api(**ON).chat(CALL, tools=[TOOL], max_tokens=20).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (CALL[:20], "length")

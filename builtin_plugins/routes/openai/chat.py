@@ -118,8 +118,8 @@ class ChatCompletions:
                 )
             decided["max_tokens"] = fields.max_completion_tokens
         decided |= self._formats.constraint(fields, others)
-        if fields.vllm_xargs:
-            decided["extra_args"] = fields.vllm_xargs
+        if extra_args := fields.vllm_xargs | self._formats.budget(fields):
+            decided["extra_args"] = extra_args
         defaults = {"max_tokens": None, **self._engine.sampling_defaults}
         return sampling_params(others, defaults, stream=fields.stream, **decided)
 

@@ -73,6 +73,8 @@ class ChatFields(CommonFields, kw_only=True):
     """Default: true, unless the final message is continued."""
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    """Most tokens of thoughts; then they are ended and the answer begins."""
     reasoning_effort: Small | None = None
     """Handed to the chat template."""
 

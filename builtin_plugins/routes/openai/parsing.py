@@ -88,6 +88,19 @@ class Formats:
                 raise InvalidRequest(name, "gives the answer a form, and so does a forced tool call; leave one out.")
         return {"structured_outputs": form}
 
+    def budget(self, fields: ChatFields) -> dict[str, Any]:
+        """Return the arguments that end thoughts in time; none without a budget."""
+        if fields.thinking_token_budget is None:
+            return {}
+        form = self.reasoning
+        if form is None or not form.ends:
+            raise InvalidRequest("thinking_token_budget", "needs a server started with the model's --reasoning-parser.")
+        return {
+            "thinking_token_budget": fields.thinking_token_budget,
+            "thinking_starts": [*form.starts],
+            "thinking_end": form.closes or form.ends[0],
+        }
+
     def reader(self, fields: ChatFields, prompt: str) -> AnswerReader | None:
         """Return how the answer to a request is read; None where it is shown as it comes."""
         tools = None
