@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from builtin_plugins.commands.models.table import read_table, rows
 from core.cli.main import main
 from core.plugin.entry import Entry
 
+ROOT = Path(__file__).parents[2]
 List = Callable[..., list[dict[str, Any]]]
 NAMED = """
 llama mistral ministral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text gemma4_text phi phi3 phimoe gpt2
@@ -96,6 +99,17 @@ def test_most_types_of_transformers_are_served(listed: List) -> None:
 def test_every_promised_type_has_an_architecture_of_its_own(listed: List) -> None:
     native = {kind for row in listed() if row["how"] == "native" for kind in row["model_types"]}
     assert [kind for kind in NAMED.split() if kind not in native] == []
+
+
+def test_the_readme_counts_what_the_table_shows() -> None:
+    counted = re.search(
+        r"Of the (\d+) model types .*\*\*(\d+) are served\*\*: (\d+)\n",
+        (ROOT / "docs" / "reference" / "architectures.md").read_text(),
+    )
+    assert counted is not None
+    types, served, native = counted.groups()
+    said = f"{served} of the {types} causal-LM types of transformers 5.23, {native} of them natively"
+    assert said in (ROOT / "README.md").read_text()
 
 
 def test_the_list_needs_no_torch() -> None:
