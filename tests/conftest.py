@@ -1,8 +1,9 @@
-"""What holds for every test: logging is as it was before, whoever set levels or handlers."""
+"""What holds for every test: logging is as it was before, and threads that have nothing to do sleep."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ from core.logs import OURS
 
 LOGGERS = {name: logging.getLogger(name) for name in ("", *OURS)}
 LEVELS = {name: logger.level for name, logger in LOGGERS.items()}
+
+# Read when torch is loaded, here and in child processes. Where more programs want the cores than there are, threads that
+# wait for each other by spinning make an engine's step twenty times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True)
