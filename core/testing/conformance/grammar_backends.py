@@ -52,13 +52,13 @@ def _is_of_schema(text: str) -> bool:
 
 def _tag() -> str:
     """Return a structural tag: a token that stands for no text, then one or more objects between texts."""
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
     call = {
         "type": "sequence",
         "elements": [
             {"type": "token", "token": _SPECIAL},
             {"type": "or", "elements": [{"type": "const_string", "value": text} for text in ("<f>", "<fg>")]},
-            {"type": "json_schema", "json_schema": schema},
+            {"type": "json_schema", "json_schema": {"type": "object", **schema}},
             {"type": "const_string", "value": "</f>"},
         ],
     }

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.api import Constraint, InvalidRequest, Vocabulary
+from engine_llguidance.tags import Tags
 
 _FORMATS: dict[str, Any] = {"regex": "regex", "choice": "choice", "grammar": "grammar"}
 _MARK = b"\xff"
@@ -33,11 +34,9 @@ class LLGuidance:
     def check(constraint: Constraint) -> None:
         """Let the library read the constraint."""
         field = f"structured_outputs.{constraint.kind}"
-        if constraint.kind == "structural_tag":
-            raise InvalidRequest(field, "is not served by llguidance; use xgrammar.")
         try:
             said = llguidance.LLMatcher.validate_grammar(_grammar(constraint))
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             said = str(error)
         if said:
             raise InvalidRequest(field, f"cannot be served by llguidance: {said.strip()[:500]}")
@@ -143,13 +142,26 @@ class _Tokens:
 def _grammar(constraint: Constraint) -> str:
     if constraint.kind in _FORMATS:
         return str(llguidance.grammar_from(_FORMATS[constraint.kind], constraint.text))
+    if constraint.kind == "structural_tag":
+        options = {"whitespace_flexible": constraint.any_whitespace, "lenient": False}
+        return str(
+            llguidance.grammar_from(
+                "lark",
+                Tags(lambda schema: {**_closed(schema, constraint), "x-guidance": options}).grammar(constraint.text),
+            )
+        )
     schema: Any = {"type": "object"} if constraint.kind == "json_object" else json.loads(constraint.text)
-    if not constraint.additional_properties:
-        _close(schema)
+    schema = _closed(schema, constraint)
     how: Any = {"whitespace_flexible": constraint.any_whitespace, "lenient": False}
     if constraint.whitespace_pattern is not None:
         how["whitespace_pattern"] = constraint.whitespace_pattern
     return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=how))
+
+
+def _closed(schema: Any, constraint: Constraint) -> Any:
+    if not constraint.additional_properties:
+        _close(schema)
+    return schema
 
 
 def _close(schema: Any) -> None:

@@ -16,6 +16,7 @@ from outlines_core.json_schema import build_regex_from_schema
 from core.api import Constraint, InvalidRequest, Vocabulary, unserved_keyword
 
 _NO_WHITESPACE: Final = ""
+_REPEATED: Final = {"star": "*", "plus": "+", "optional": "?"}
 Mask = npt.NDArray[np.int32]
 
 
@@ -34,13 +35,15 @@ class OutlinesCore:
     def check(constraint: Constraint) -> None:
         """Build the regex, and its automaton for single bytes."""
         field = f"structured_outputs.{constraint.kind}"
-        if constraint.kind in ("grammar", "structural_tag", "json_object"):
+        if constraint.kind in ("grammar", "json_object"):
             raise InvalidRequest(field, "is not served by outlines-core, which knows regular languages only.")
         if constraint.kind == "json" and (key := unserved_keyword(json.loads(constraint.text))) is not None:
             raise InvalidRequest(field, f"outlines-core cannot hold outputs to {key!r}; leave it out of the schema.")
         try:
+            if constraint.kind == "structural_tag":
+                _check_tag(json.loads(constraint.text))
             Index(_regex(constraint), Words(256, {bytes((i,)): [i] for i in range(256)}))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidRequest(field, f"cannot be served by outlines-core: {str(error)[:500]}") from error
 
     def compile(self, constraint: Constraint) -> Compiled:
@@ -120,10 +123,47 @@ class State:
 
 def _regex(constraint: Constraint) -> str:
     if constraint.kind == "json":
-        whitespace = constraint.whitespace_pattern
-        if whitespace is None and not constraint.any_whitespace:
-            whitespace = _NO_WHITESPACE
-        return str(build_regex_from_schema(constraint.text, whitespace))
+        return _of_schema(constraint.text, constraint)
+    if constraint.kind == "structural_tag":
+        return _of_tag(json.loads(constraint.text)["format"], constraint)
     if constraint.kind == "choice":
         return "|".join(f"({re.escape(choice)})" for choice in json.loads(constraint.text))
     return constraint.text
+
+
+def _of_schema(schema: str, constraint: Constraint) -> str:
+    whitespace = constraint.whitespace_pattern
+    if whitespace is None and not constraint.any_whitespace:
+        whitespace = _NO_WHITESPACE
+    return str(build_regex_from_schema(schema, whitespace))
+
+
+def _of_tag(form: Any, constraint: Constraint) -> str:
+    """Return the regex of a format in a structural tag: texts and JSON in sequence, to choose from, or repeated.
+
+    The library goes on behind a whole output by single tokens only, so what may be repeated there mostly is not.
+    """
+    kind = form.get("type")
+    if kind == "const_string":
+        return re.escape(str(form["value"]))
+    if kind == "json_schema" and form.get("style", "json") == "json":
+        return f"({_of_schema(json.dumps(form['json_schema']), constraint)})"
+    if kind in ("sequence", "or"):
+        parts = [_of_tag(element, constraint) for element in form["elements"]]
+        return f"({('' if kind == 'sequence' else '|').join(parts)})"
+    if kind in _REPEATED:
+        return f"({_of_tag(form['content'], constraint)}){_REPEATED[kind]}"
+    raise ValueError(f"it has no {kind!r} in structural tags; use xgrammar")
+
+
+def _check_tag(tag: Any) -> None:
+    """Raise `ValueError` for what outputs would not be held to in the schemas of a tag."""
+    open_ = [tag]
+    while open_:
+        part = open_.pop()
+        if isinstance(part, list):
+            open_ += part
+        elif isinstance(part, dict):
+            open_ += [inner for key, inner in part.items() if key != "json_schema"]
+            if (key := unserved_keyword(part.get("json_schema"))) is not None:
+                raise ValueError(f"it cannot hold outputs to {key!r}; leave it out of the schema")
