@@ -85,7 +85,7 @@ class Compiled:
         """`hidden`: tokens that never may come; `visible` is the mask of all others."""
         self.memory_bytes: int = compiled.memory_size_bytes
         self._compiled = compiled
-        self._parts = ends, end_mask, hidden, visible
+        self._parts = ends, end_mask, hidden, ends | hidden, visible
 
     def start(self) -> State:
         """Return a state at the beginning."""
@@ -96,24 +96,31 @@ class State:
     """One output's place in the grammar."""
 
     def __init__(
-        self, matcher: Any, ends: frozenset[int], end_mask: Mask, hidden: frozenset[int], visible: Mask | None
+        self,
+        matcher: Any,
+        ends: frozenset[int],
+        end_mask: Mask,
+        hidden: frozenset[int],
+        particular: frozenset[int],
+        visible: Mask | None,
     ) -> None:
         self._matcher = matcher
         self._accept, self._fill = matcher.accept_token, matcher.fill_next_token_bitmask
         self._ends = ends
         self._end_mask = end_mask
         self._hidden = hidden
+        self._particular = particular
         self._visible = visible
         self._num_ends = 0
         """End tokens accepted; the library takes the first only."""
 
     def accept(self, token: int) -> bool:
         """Go on by a token."""
-        if token in self._hidden:
-            return False
-        fits = token in self._ends if self._num_ends else bool(self._accept(token))
-        if fits and token in self._ends:
-            self._num_ends += 1
+        if not self._num_ends and token not in self._particular:
+            accepted: bool = self._accept(token)
+            return accepted
+        fits = token in self._ends if self._num_ends else token not in self._hidden and self._accept(token)
+        self._num_ends += fits
         return fits
 
     def rollback(self, k: int) -> None:
