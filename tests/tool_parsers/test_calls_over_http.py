@@ -14,7 +14,6 @@ from core.testing.parsing import Parsed, Reader
 Key = tuple[str, str]
 Answers = dict[Key, tuple[Parsed, Parsed]]
 MARKERS = frozenset(marker for form in FORMATS.values() for marker in form.markers)
-FEW = ("parallel", "around")
 
 
 def texts(name: str) -> dict[str, str]:
@@ -35,15 +34,14 @@ def special(request: pytest.FixtureRequest) -> frozenset[str]:
     return MARKERS if request.param == "special tokens" else frozenset()
 
 
-@pytest.fixture(scope="module", params=[FEW, pytest.param(None, marks=pytest.mark.slow)], ids=["few", "all"])
-def said(request: pytest.FixtureRequest, special: frozenset[str]) -> Iterator[Answers]:
+@pytest.fixture(scope="module")
+def said(special: frozenset[str]) -> Iterator[Answers]:
     asked = {
         (name, case): Question(
             text, {"enable_auto_tool_choice": True, "tool_call_parser": name}, {"tools": REQUEST.tools}
         )
         for name in SPELLINGS
         for case, text in texts(name).items()
-        if request.param is None or case in request.param
     }
     with scripted_engine((question.text for question in asked.values()), special) as engine:
         yield dict(zip(asked, answers(engine, [*asked.values()]), strict=True))
@@ -52,6 +50,6 @@ def said(request: pytest.FixtureRequest, special: frozenset[str]) -> Iterator[An
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_clients_get_what_the_parser_finds(name: str, said: Answers, special: frozenset[str]) -> None:
     reader = Reader(tools=FORMATS[name], request=REQUEST, special=special)
-    expected = {case: reader.read([reader.piece(text)]) for case, text in texts(name).items() if (name, case) in said}
+    expected = {case: reader.read([reader.piece(text)]) for case, text in texts(name).items()}
     assert {case: said[name, case][0] for case in expected} == expected
     assert {case: said[name, case][1] for case in expected} == expected
