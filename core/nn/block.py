@@ -102,7 +102,7 @@ class Block(nn.Module):
         if self.mlp is not None and not layer.parallel:
             parts.append((joint(mlp_in, mlp_out, layer.residual_scale, factors=feeding), self._feed))
         self.joints = nn.ModuleList(way for way, _ in parts)
-        self._parts = tuple(parts)
+        self._parts = tuple((way.forward, part) for way, part in parts)  # a module's call would cost more than it does
 
     def attend_to(self, other: Block) -> None:
         """Use another layer's keys and values."""
@@ -114,8 +114,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> Halves:
         """Return the two halves of the stream after this layer."""
-        for joint, part in self._parts:
-            x, residual = joint(part, x, residual, step)
+        for join, part in self._parts:
+            x, residual = join(part, x, residual, step)
         return (self._end(x if residual is None else x + residual, step), None) if self._has_end else (x, residual)
 
     def _end(self, x: torch.Tensor, step: Step) -> torch.Tensor:
