@@ -25,6 +25,7 @@ FORMATS = (
     ("kimi_k3", "channels:KIMI_K3_FORMAT", "the channel `think`: Kimi K3"),
     ("ling3", "think:GLM45", "<think>, also between calls: Ling 3"),
     ("mimo", "think:QWEN3", "<think> unless switched off: MiMo V2"),
+    ("minicpm5", "think:MINICPM5", "thoughts up to </think> or the first call, unless switched off: MiniCPM 5"),
     ("minimax_m2", "think:MINIMAX_M2", "thoughts up to </think>, also between calls: MiniMax M2"),
     (
         "minimax_m2_append_think",
@@ -38,6 +39,7 @@ FORMATS = (
     ("olmo3", "think:DEEPSEEK_R1", "thoughts up to </think>, with or without <think>: Olmo 3"),
     ("openai_gptoss", "channels:HARMONY_FORMAT", "the channel `analysis`: gpt-oss"),
     ("plamo3", "think:PLAMO3", "thoughts between PLaMo's tags, unless switched off: PLaMo 3"),
+    ("poolside_v1", "think:POOLSIDE_V1", "thoughts up to </think> where `enable_thinking` asks for them: Laguna"),
     ("qwen3", "think:QWEN3", "thoughts between <think> and </think>, unless switched off: Qwen 3"),
     ("seed_oss", "think:SEED_OSS", "<seed:think>: Seed OSS"),
     ("step3", "think:DEEPSEEK_R1", "thoughts up to </think>, with or without <think>: Step 3"),

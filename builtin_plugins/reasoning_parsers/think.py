@@ -5,7 +5,7 @@ Qwen/Qwen3-8B, zai-org/GLM-4.5 and GLM-4.7, ibm-granite/granite-3.2-8b-instruct 
 tencent/Hunyuan-A13B-Instruct and Hy3, mistralai/Magistral-Small-2509, allenai/Olmo-3-7B-Think,
 ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, baidu/ERNIE-4.5-21B-A3B-Thinking,
 MiniMaxAI/MiniMax-M2 and MiniMax-M3, moonshotai/Kimi-K2-Thinking, nvidia/NVIDIA-Nemotron-3-Nano, Hcompany/Holo2-8B,
-google/gemma-4, XiaomiMiMo/MiMo-V2-Flash, LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3.
+google/gemma-4, XiaomiMiMo/MiMo-V2-Flash, LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3; for openbmb/MiniCPM5 and poolside's Laguna what llama.cpp and vLLM say of theirs.
 """
 
 from __future__ import annotations
@@ -127,11 +127,13 @@ K2_HORIZON: Final = form(
     calls=("<ifm|tool_calls>",),
 )
 KIMI_K2: Final = form(KIMI_CALLS, calls=(KIMI_CALLS,), again=True)
+MINICPM5: Final = replace(form(begun=False, calls=("<function name=",)), signs=())
 MINIMAX_M2: Final = form("<minimax:tool_call>", switches=(), again=True)
 MINIMAX_M2_APPEND: Final = ReasoningFormat(read_appended, ends=("</think>",))
 MINIMAX_M3: Final = form(starts=("<mm:think>",), ends=("</mm:think>",), begun=False, switches=(), again=True)
 MISTRAL: Final = form(starts=("[THINK]",), ends=("[/THINK]",), begun=False, switches=())
 ON_BY_DEFAULT: Final = replace(form(), signs=())
 PLAMO3: Final = form(starts=("<|plamo:begin_think:plamo|>",), ends=("<|plamo:end_think:plamo|>",))
+POOLSIDE_V1: Final = replace(form(on=False), signs=())
 QWEN3: Final = form("enable_thinking", begun=False)
 SEED_OSS: Final = form(starts=("<seed:think>",), ends=("</seed:think>",), switches=())

@@ -36,6 +36,7 @@ ON: dict[str, dict[str, Any]] = {
     "deepseek_v4": {"thinking": True},
     "deepseek_v41": {"enable_thinking": True},
     "hy_v3": {"reasoning_effort": "high"},
+    "poolside_v1": {"enable_thinking": True},
 }
 BEGUN = [
     "deepseek_r1",
@@ -52,6 +53,7 @@ BEGUN = [
     "nemotron_v3",
     "olmo3",
     "plamo3",
+    "poolside_v1",
     "seed_oss",
     "step3",
     "step3p5",
@@ -136,7 +138,9 @@ def test_the_prompt_may_have_opened_or_closed_the_thoughts(name: str, count: int
         ("kimi_k2", {"thinking": False}),
         ("mimo", {"enable_thinking": False}),
         ("nemotron_v3", {"enable_thinking": False}),
+        ("minicpm5", {"enable_thinking": False}),
         ("plamo3", {"enable_thinking": False}),
+        ("poolside_v1", {"enable_thinking": False}),
         ("qwen3", {"enable_thinking": False}),
     ],
 )
@@ -202,6 +206,12 @@ COMMENTARY = (
         ("kimi_k2", "kimi_k2", f"a {SECTION}", Parsed("", (("f", {"a": 1}),), "a")),
         ("minimax_m2", "minimax_m2", f"a</think>\n{INVOKE}\n<think>b</think>", Parsed("", (("f", {"a": 1}),), "ab")),
         ("glm45", "glm45", f"<think>a</think>\n{PAIRS}<think>b</think>Yes.", Parsed("Yes.", (("f", {"a": 1}),), "ab")),
+        (
+            "minicpm5",
+            "minicpm5",
+            '<think>a <function name="f"><param name="a">1</param></function>',
+            Parsed("", (("f", {"a": 1}),), "a"),
+        ),
         ("glm45", "glm45", f"<think>{PAIRS}</think>Yes.", Parsed("Yes.", (), PAIRS)),
         ("openai_gptoss", "openai", f"{HARMONY[0]}a<|end|>{COMMENTARY}", Parsed("", (("f", {"a": 1}),), "ab")),
         ("openai_gptoss", "openai", f"{HARMONY[0]}a{HARMONY[1]}Yes.<|return|>", Parsed("Yes.", (), "a")),
