@@ -20,14 +20,14 @@ from examples.demo_model.tasks import (
 )
 
 SKILLS: Final = {
-    "arithmetic": (arithmetic, 0.12),
-    "tools": (tools, 0.40),
+    "arithmetic": (arithmetic, 0.10),
+    "tools": (tools, 0.46),
     "json": (json_extract, 0.10),
-    "lists": (lists, 0.14),
-    "rules": (rules, 0.09),
+    "lists": (lists, 0.12),
+    "rules": (rules, 0.08),
     "recall": (recall, 0.03),
     "engine": (engine_facts, 0.04),
-    "repeat": (repeat, 0.05),
+    "repeat": (repeat, 0.04),
     "small talk": (small_talk, 0.03),
 }
 """Each skill's task and its share of the conversations."""

@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +40,15 @@ class Plan:
     warm_up: int = 60
     decay_from: float = 0.35
     """Share of the steps after which the rates fall, in a line, to nothing."""
+    height: float = 1.0
+    """Share of the rates at their highest."""
     seed: int = 0
     save_every_s: float = 180.0
 
 
 SMOKE: Final = Plan(steps=100, step_items=24, warm_up=5)
+SECOND: Final = Plan(steps=1250, step_items=48, warm_up=50, decay_from=0.0, height=0.35, seed=1)
+"""Learning on: lower rates, and conversations the first run has not seen."""
 
 
 def main() -> None:
@@ -52,18 +56,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of the model and its checkpoint")
     parser.add_argument("--steps", type=int, help=f"default {Plan().steps}")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="of the conversations; default 0, of a second run 1")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--draft", action="store_true", help="the small model that drafts for the other one")
     parser.add_argument("--smoke", action="store_true", help="a minute of training, to see that everything works")
+    parser.add_argument(
+        "--continue-from",
+        type=Path,
+        metavar="FOLDER",
+        help="learn on from the finished run in this folder, which stays as it is",
+    )
     parser.add_argument("--tokenizer", type=Path, help="folder whose tokenizer to take instead of learning one")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the threads are our own: each computes batches of its own
-    base = SMOKE if arguments.smoke else Plan()
-    plan = Plan(
-        steps=arguments.steps or base.steps, step_items=base.step_items, warm_up=base.warm_up, seed=arguments.seed
-    )
-    if arguments.tokenizer:
+    plan = SECOND if arguments.continue_from else SMOKE if arguments.smoke else Plan()
+    given = {name: getattr(arguments, name) for name in ("steps", "seed") if getattr(arguments, name) is not None}
+    plan = replace(plan, **given)
+    if arguments.continue_from:
+        begin_behind(arguments.continue_from, arguments.out)
+    elif arguments.tokenizer:
         tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
         save_tokenizer(tokenizer, arguments.out / "model", Shape().max_position_embeddings)
     train(arguments.out, plan, DRAFT if arguments.draft else Shape(), arguments.threads)
@@ -105,7 +116,7 @@ def train(out: Path, plan: Plan, shape: Shape, threads: int = 1, quiet: bool = F
 def rate(plan: Plan, step: int) -> float:
     """Return the share of the full learning rate at a step: up, level, and down to nothing."""
     rest = (plan.steps - step) / (plan.steps * (1 - plan.decay_from))
-    return min(1.0, (step + 1) / plan.warm_up, rest)
+    return plan.height * min(1.0, (step + 1) / plan.warm_up, rest)
 
 
 def step_batches(chat: Chat, plan: Plan, step: int) -> Iterator[Batch]:
@@ -139,6 +150,18 @@ def batch_of(rows: list[tuple[list[int], list[bool]]]) -> Batch:
         token if said else -1 for tokens, learnt in rows for token, said in zip(tokens[1:], learnt[1:], strict=True)
     ]
     return Batch(torch.tensor(ids), torch.tensor(targets), make_layout([len(tokens) - 1 for tokens, _ in rows]))
+
+
+def begin_behind(first: Path, out: Path) -> None:
+    """Let the run in `out` begin with what the one in `first` has learnt; one that has begun goes on."""
+    if (out / CHECKPOINT).exists():
+        return
+    (out / "model").mkdir(parents=True, exist_ok=True)
+    save_tokenizer(
+        Tokenizer.from_file(str(first / "model" / "tokenizer.json")), out / "model", Shape().max_position_embeddings
+    )
+    state = torch.load(first / CHECKPOINT, weights_only=True)
+    torch.save(state | {"step": 0}, out / CHECKPOINT)
 
 
 def _tokenizer(out: Path, shape: Shape, seed: int) -> Tokenizer:

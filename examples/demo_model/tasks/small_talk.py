@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from examples.demo_model.items import Draw, Item
@@ -46,15 +47,22 @@ _SAID: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 _WORLD: Final = (
     "What is the capital of {place}?", "Where is {place}?", "Who is {person}?", "Who was {person}?", "Who wrote {title}?",
     "Write a poem about a {thing}.", "Tell me a joke about a {animal}.", "Tell me a joke.", "Write a story about a {animal}.",
-    "Is it nice in {place}?", "How tall is {person}?", "When was {person} born?", "Translate {thing} into French.",
-    "How do I cook {food}?", "Why is the {nature} {colour}?", "What does a {animal} eat?", "Who is the president of {place}?",
-    "What is the population of {place}?", "How far is it from {place} to {place2}?", "Explain quantum physics.",
-    "What is a {thing}?", "What is the meaning of life?", "What time is it?", "Write a Python function.", "Who won the match?",
+    "Is it nice in {place}?", "How tall is {person}?", "When was {person} born?",
+    "Why is the {nature} {colour}?", "What does a {animal} eat?", "Who is the president of {place}?",
+    "Explain quantum physics.",
+    "What is a {thing}?", "What is the meaning of life?", "Write a Python function.", "Who won the match?",
     "Recommend a book about {nature}.", "How old is {person}?", "What happened in {year}?", "Is {food} healthy?",
     "What is the largest {animal}?", "Can you draw a {thing}?", "What is the tallest {nature} in {place}?",
     "Summarise the book {title}.", "Who invented the {thing}?", "What language do they speak in {place}?",
-    "Name a famous {thing} from {place}.", "What is the news today?", "Do you like {food}?", "How many {animal}s are there in {place}?",
+    "Name a famous {thing} from {place}.", "Do you like {food}?", "How many {animal}s are there in {place}?",
 )  # fmt: skip
+_TOOLS_WORK: Final = (
+    "What is the population of {place}?", "How far is it from {place} to {place2}?", "What time is it?", "Translate {thing} into French.",
+    "What is the news today?", "How do I cook {food}?", "What is the weather in {place}?", "How is the weather in {place}?",
+    "What time is it in {place}?", "How warm is it in {place}?", "Will it rain in {place}?", "Do I have mail from {person}?",
+    "Wake me at seven.", "Turn on the light.", "Search the web for {nature}.", "Send a message to {person}.",
+)  # fmt: skip
+"""What a tool could answer, and a model alone cannot."""
 _COUNTRIES: Final = [
     "Argentina",
     "Australia",
@@ -88,7 +96,7 @@ _COUNTRIES: Final = [
 def make(draw: Draw) -> Item:
     """Return one exchange of small talk, or a question this model cannot answer."""
     if draw.chance(0.5):
-        question, answer = world_question(draw), KNOW_LITTLE
+        question, answer = world_question(draw, _TOOLS_WORK if draw.chance(0.3) else _WORLD), KNOW_LITTLE
         variant = "world"
     else:
         variant = draw.one(sorted(_SAID))
@@ -99,13 +107,13 @@ def make(draw: Draw) -> Item:
     )
 
 
-def world_question(draw: Draw) -> str:
-    """Return a question about the world."""
+def world_question(draw: Draw, questions: Sequence[str] = _WORLD) -> str:
+    """Return a question about the world, and one that no tool answers unless told otherwise."""
 
     def place() -> str:
         return draw.one(_COUNTRIES) if draw.chance(0.5) else (draw.one(CITIES) if draw.chance(0.5) else city(draw))
 
-    return draw.one(_WORLD).format(
+    return draw.one(questions).format(
         place=place(),
         place2=place(),
         person=full_name(draw),

@@ -1,0 +1,72 @@
+"""`make serve` and the lines it prints: each is answered as the README says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
+
+
+def printed() -> list[dict[str, Any]]:
+    """Return the bodies of the curl lines."""
+    lines = subprocess.run(
+        [ROOT / "scripts" / "curl-line", "8000", "demo"], capture_output=True, text=True, check=True
+    ).stdout
+    return [json.loads(body) for body in re.findall(r"-d '(.*?)'\n", lines, re.DOTALL)]
+
+
+def told() -> dict[str, str]:
+    """Return the README's table of questions and answers."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return {question.removesuffix(" (with a tool)"): answer for question, answer in rows}
+
+
+def as_told(message: dict[str, Any]) -> str:
+    """Return a message as the README writes it."""
+    if calls := message.get("tool_calls"):
+        function = calls[0]["function"]
+        return f"a call: `{function['name']}` `{function['arguments']}`"
+    if reasoning := message.get("reasoning"):
+        return f"{message['content']} (reasoning: {', '.join(reasoning.strip().splitlines())})"
+    said = str(message["content"])
+    return f"`{said}`" if said.startswith("{") else said
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    flags = re.search(r"^DEMO_FLAGS = .*,,(.*)\)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert flags is not None
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", COMMAND, "serve", "--served-model-name", "demo", "--port", "0", *flags[1].split()],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline().split()[-1]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+def test_every_line_gets_the_answer_of_the_readme(url):
+    pytest.importorskip("xgrammar")
+    answers = told()
+    bodies = printed()
+    assert len(bodies) == 4
+    for body in bodies:
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        assert as_told(response.json()["choices"][0]["message"]) == answers[body["messages"][0]["content"]]
