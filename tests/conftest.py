@@ -1,15 +1,22 @@
-"""What holds for every test: logging is as it was before, and threads that have nothing to do sleep."""
+"""What holds for every test: logging is as it was before, and threads that have nothing to do sleep. Any may ask the demo
+model, whose answers can be right or wrong."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from core.logs import OURS
 
+if TYPE_CHECKING:
+    from core import LLM
+
+DEMO = Path(__file__).parents[1] / "builtin_plugins" / "demo" / "model"
 LOGGERS = {name: logging.getLogger(name) for name in ("", *OURS)}
 LEVELS = {name: logger.level for name, logger in LOGGERS.items()}
 
@@ -25,3 +32,18 @@ def logging_is_left_alone() -> Iterator[None]:
     for name, logger in LOGGERS.items():
         logger.setLevel(LEVELS[name])  # not what it was before the test: an engine for several tests may have set it
         logger.handlers[:] = handlers[name]
+
+
+@pytest.fixture(scope="session")
+def demo_folder() -> Path:
+    """The demo model's files."""
+    return DEMO
+
+
+@pytest.fixture(scope="session")
+def demo_llm() -> Iterator[LLM]:
+    """The demo model, for tests of what an answer means; in float32 what holds by a nat holds on every machine."""
+    from core import LLM
+
+    with LLM(str(DEMO), dtype="float32", max_num_seqs=64, num_threads=1) as llm:
+        yield llm

@@ -20,8 +20,8 @@ SLACK = 10
 """Percentage points that a sample this small may lie below the target."""
 
 
-def test_the_shipped_files_are_small_and_complete(model_folder):
-    sizes = {path.name: path.stat().st_size for path in model_folder.iterdir()}
+def test_the_shipped_files_are_small_and_complete(demo_folder):
+    sizes = {path.name: path.stat().st_size for path in demo_folder.iterdir()}
     assert sizes["model.safetensors"] <= 16e6
     assert sum(sizes.values()) <= 20e6
     assert sizes.keys() >= {
@@ -31,12 +31,12 @@ def test_the_shipped_files_are_small_and_complete(model_folder):
         "tokenizer_config.json",
         "README.md",
     }
-    assert (model_folder / "chat_template.jinja").read_text() == TEMPLATE.read_text().rstrip("\n")
-    assert json.loads((model_folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (demo_folder / "chat_template.jinja").read_text() == TEMPLATE.read_text().rstrip("\n")
+    assert json.loads((demo_folder / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_no_name_means_the_shipped_model(model_folder):
-    assert engine_find_model("default") == engine_find_model("demo:") == str(model_folder)
+def test_no_name_means_the_shipped_model(demo_folder):
+    assert engine_find_model("default") == engine_find_model("demo:") == str(demo_folder)
     assert engine_find_model("demo") is None
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.demo_model.chat import completion
+from examples.demo_model.everyday import EVERYDAY, everyday_tool
 from examples.demo_model.grading import right
 from examples.demo_model.items import Draw
 from examples.demo_model.mix import SKILLS, evaluation_items
@@ -72,3 +73,34 @@ def test_calls_fit_the_schemas_of_the_tools_offered():
             for name, value in call["arguments"].items():
                 assert type(value) in kinds[schema["properties"][name]["type"]]
                 assert value in schema["properties"][name].get("enum", [value])
+
+
+def test_every_everyday_tool_can_be_asked_for_once_and_twice():
+    draw = Draw(random.Random(5), evaluation=False)
+    asked = set()
+    for _ in range(20 * len(EVERYDAY)):
+        tool = everyday_tool(draw)
+        properties = tool.schema["function"]["parameters"]["properties"]
+        said, (arguments,) = tool.ask(draw)
+        _, both = tool.ask_twice(draw)
+        assert len(both) == 2
+        assert all(set(given) <= set(properties) for given in (arguments, *both))
+        assert all(str(value) in said for value in arguments.values() if type(value) in (str, int))
+        asked.add(tool.topics + tool.fields)
+    assert len(asked) == len(EVERYDAY)
+
+
+def test_the_end_of_a_question_is_said_twice():
+    draw = Draw(random.Random(6), evaluation=False)
+    tool = next(tool for tool in iter(lambda: everyday_tool(draw), None) if "weather" in tool.topics)
+    said = {tool.ask_twice(draw)[0] for _ in range(200)}
+    assert any(text.count("what is the weather") == 1 and text.count(" in ") == 2 for text in said)
+
+
+def test_a_question_that_a_tool_at_hand_answers_gets_a_call():
+    draw = Draw(random.Random(7), evaluation=False)
+    for _ in range(300):
+        item = tools.make(draw, "none")
+        about = {word for tool in item.tools for word in tool["function"]["description"].lower().rstrip(".").split()}
+        if "weather" in about:
+            assert "weather" not in item.messages[-1]["content"].lower()
