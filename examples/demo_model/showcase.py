@@ -51,13 +51,20 @@ SHOWCASE: Final = {
         thinking=False,
     ),
     "tool": Shown(
-        asked("Get the weather in Paris."),
+        asked("What is the weather in Paris?"),
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
         tools=[WEATHER],
     ),
+    "two calls": Shown(
+        asked("What is the weather in Paris and in Rome?"),
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        tools=[WEATHER],
+    ),
+    "no tool fits": Shown(asked("Do I have mail from Anna?"), "None of my tools can do that.", tools=[WEATHER]),
     "tool result": Shown(
         [
-            *asked("Get the weather in Paris."),
+            *asked("What is the weather in Paris?"),
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
             {"role": "tool", "content": '{"weather": "sunny"}'},
         ],

@@ -47,7 +47,7 @@ class Plan:
 
 
 SMOKE: Final = Plan(steps=100, step_items=24, warm_up=5)
-SECOND: Final = Plan(steps=1250, step_items=48, warm_up=50, decay_from=0.0, height=0.35, seed=1)
+SECOND: Final = Plan(steps=1500, step_items=48, warm_up=50, decay_from=0.0, height=0.35, seed=1)
 """Learning on: lower rates, and conversations the first run has not seen."""
 
 
