@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 from examples.demo_model.items import Draw
-from examples.demo_model.tool_schemas import BOTH, Asked, Tool, schema
+from examples.demo_model.tasks.tools import BOTH
+from examples.demo_model.tool_schemas import again, new_tool, request, schema
 from examples.demo_model.words import (
     ANIMALS,
     CITIES,
@@ -25,6 +26,23 @@ from examples.demo_model.words import (
     new_name,
     new_word,
 )
+
+Asked = tuple[str, list[dict[str, Any]]]
+"""What a user says, without its first capital and its end, and the arguments of each call that this asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool and the ways of asking for it."""
+
+    name: str
+    schema: dict[str, Any]
+    topics: tuple[str, ...]
+    """What it is about; two tools with a topic in common may both fit a request."""
+    fields: tuple[str, ...]
+    """What its results may tell."""
+    ask: Callable[[Draw], Asked]
+    ask_twice: Callable[[Draw], Asked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +242,21 @@ def everyday_tool(draw: Draw) -> Tool:
         partial(_ask, asks=offered, called=called, properties=properties),
         partial(_ask_twice, asks=offered, called=called, properties=properties),
     )
+
+
+def tool_of_words(draw: Draw) -> Tool:
+    """Return a tool made from words, asked for by commands."""
+    tool = new_tool(draw)
+
+    def ask(draw: Draw) -> Asked:
+        said, arguments = request(draw, tool, again(draw, tool))
+        return said, [arguments]
+
+    def ask_twice(draw: Draw) -> Asked:
+        (first, one), (second, other) = ask(draw), ask(draw)
+        return draw.one(BOTH).format(a=first, b=second), one + other
+
+    return Tool(tool.name, tool.schema, (tool.noun,), (tool.noun.split()[-1],), ask, ask_twice)
 
 
 def _named(draw: Draw, odd: bool) -> tuple[Everyday, str]:

@@ -61,14 +61,14 @@ SHOWCASE: Final = {
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
         tools=[WEATHER],
     ),
-    "no tool fits": Shown(asked("Do I have mail from Anna?"), "None of my tools can do that.", tools=[WEATHER]),
+    "no tool fits": Shown(asked("Turn on the light in the kitchen."), "None of my tools can do that.", tools=[WEATHER]),
     "tool result": Shown(
         [
             *asked("What is the weather in Paris?"),
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
-            {"role": "tool", "content": '{"weather": "sunny"}'},
+            {"role": "tool", "content": '{"temperature": 18, "condition": "cloudy"}'},
         ],
-        "The weather is sunny.",
+        "The temperature is 18 and the condition is cloudy.",
         tools=[WEATHER],
     ),
     "json": Shown(
@@ -81,7 +81,7 @@ SHOWCASE: Final = {
         "once.",
     ),
     "rule": Shown(
-        [{"role": "system", "content": "Always end with river."}, *asked("Sort this list: pear, apple, lemon")],
-        "apple, lemon, pear river",
+        [{"role": "system", "content": "Always end with stone."}, *asked("Sort this list: pear, apple, lemon")],
+        "apple, lemon, pear stone",
     ),
 }

@@ -1,10 +1,9 @@
-"""Tools made from words: names, schemas, what they are asked for, and the arguments this means."""
+"""Tools nobody has seen: names, schemas, what they are asked for in words, and the arguments this means."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from examples.demo_model.items import Draw
@@ -31,22 +30,92 @@ VERBS: Final = {
     "measure": ("measure",),
 }
 """Verbs of tools, with the words people use for them."""
-_NOUNS: Final = """
-    alarm account address appointment battery bill calendar camera contract delivery device discount distance
-    document door event fan file flight forecast game heating hotel humidity image invoice lamp light list map
-    meeting message movie music name note order package parcel password payment photo player playlist position
-    price printer profile project rate recipe record reminder report reservation robot room route schedule
-    score sensor song speed station status stock table task taxi temperature ticket time timer tour traffic
-    train translation trip user video volume weather wind
-"""
-BOTH: Final = ("{a} and {b}", "{a} and {b}", "{a}, and {b}", "{a}, then {b}", "{a} and also {b}")
-"""How two requests are made in one sentence."""
-NOUNS: Final = _NOUNS.split()
+NOUNS: Final = [
+    "alarm",
+    "account",
+    "address",
+    "appointment",
+    "battery",
+    "bill",
+    "calendar",
+    "camera",
+    "contract",
+    "delivery",
+    "device",
+    "discount",
+    "distance",
+    "document",
+    "door",
+    "event",
+    "fan",
+    "file",
+    "flight",
+    "forecast",
+    "game",
+    "heating",
+    "hotel",
+    "humidity",
+    "image",
+    "invoice",
+    "lamp",
+    "light",
+    "list",
+    "map",
+    "meeting",
+    "message",
+    "movie",
+    "music",
+    "name",
+    "note",
+    "order",
+    "package",
+    "parcel",
+    "password",
+    "payment",
+    "photo",
+    "player",
+    "playlist",
+    "position",
+    "price",
+    "printer",
+    "profile",
+    "project",
+    "rate",
+    "recipe",
+    "record",
+    "reminder",
+    "report",
+    "reservation",
+    "robot",
+    "room",
+    "route",
+    "schedule",
+    "score",
+    "sensor",
+    "song",
+    "speed",
+    "station",
+    "status",
+    "stock",
+    "table",
+    "task",
+    "taxi",
+    "temperature",
+    "ticket",
+    "time",
+    "timer",
+    "tour",
+    "traffic",
+    "train",
+    "translation",
+    "trip",
+    "user",
+    "video",
+    "volume",
+    "weather",
+    "wind",
+]
 _WHOSE: Final = ("car", "house", "city", "team", "office", "school", "phone", "shop")
-
-
-Asked = tuple[str, list[dict[str, Any]]]
-"""What a user says, without its first capital and its end, and the arguments of each call that this asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +131,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool and the ways of asking for it."""
+    """A tool with one way of asking for it."""
 
     name: str
     schema: dict[str, Any]
-    topics: tuple[str, ...]
-    """What it is about; two tools with a topic in common may both fit a request."""
-    fields: tuple[str, ...]
-    """What its results may tell."""
-    ask: Callable[[Draw], Asked]
-    ask_twice: Callable[[Draw], Asked]
+    verb: str
+    noun: str
+    parameters: tuple[Parameter, ...]
 
 
 def new_tool(draw: Draw) -> Tool:
@@ -79,21 +145,14 @@ def new_tool(draw: Draw) -> Tool:
     style = draw.number(0, 11)  # before the split, so that both sides have as many names of each style
     verb, noun, name = draw.own(lambda: _named(draw, style), lambda named: named[2])
     parameters = _parameters(draw)
-    request = partial(_request, verb=verb, noun=noun, parameters=parameters)
+    required = [p.name for p in parameters if p.required]
     return Tool(
         name,
-        schema(
-            draw, name, _description(draw, verb, noun), {p.name: p.schema for p in parameters}, _required(parameters)
-        ),
-        (noun,),
-        (noun.split()[-1],),
-        request,
-        partial(_request_twice, request),
+        schema(draw, name, _description(draw, verb, noun), {p.name: p.schema for p in parameters}, required),
+        verb,
+        noun,
+        parameters,
     )
-
-
-def _required(parameters: tuple[Parameter, ...]) -> list[str]:
-    return [p.name for p in parameters if p.required]
 
 
 def _named(draw: Draw, style: int) -> tuple[str, str, str]:
@@ -105,17 +164,17 @@ def _named(draw: Draw, style: int) -> tuple[str, str, str]:
     return verb, noun, _name(draw, style, verb, noun)
 
 
-def _request(draw: Draw, verb: str, noun: str, parameters: tuple[Parameter, ...]) -> Asked:
+def again(draw: Draw, tool: Tool) -> tuple[Parameter, ...]:
+    """Return the tool's parameters with new values."""
+    return tuple(_valued(draw, p.name, p.schema, p.required) for p in tool.parameters)
+
+
+def request(draw: Draw, tool: Tool, parameters: tuple[Parameter, ...]) -> tuple[str, dict[str, Any]]:
     """Return what a user says and the arguments that this asks for; optional ones may be left out."""
-    given = [_valued(draw, p.name, p.schema, p.required) for p in parameters if p.required or draw.chance(0.6)]
-    said = draw.one(VERBS[verb])
-    words = " ".join([said, "the", noun, *(_and(p.words, i, draw) for i, p in enumerate(given))])
-    return words, [{p.name: p.value for p in given}]
-
-
-def _request_twice(request: Callable[[Draw], Asked], draw: Draw) -> Asked:
-    (first, one), (second, other) = request(draw), request(draw)
-    return draw.one(BOTH).format(a=first, b=second), one + other
+    given = [p for p in parameters if p.required or draw.chance(0.6)]
+    verb = draw.one(VERBS[tool.verb])
+    words = " ".join([verb, "the", tool.noun, *(_and(p.words, i, draw) for i, p in enumerate(given))])
+    return words, {p.name: p.value for p in given}
 
 
 def _and(words: str, place: int, draw: Draw) -> str:

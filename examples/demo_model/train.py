@@ -42,12 +42,14 @@ class Plan:
     """Share of the steps after which the rates fall, in a line, to nothing."""
     height: float = 1.0
     """Share of the rates at their highest."""
+    run: int = 1
+    """Whose mixture of skills: the first run's or the second's."""
     seed: int = 0
     save_every_s: float = 180.0
 
 
 SMOKE: Final = Plan(steps=100, step_items=24, warm_up=5)
-SECOND: Final = Plan(steps=1500, step_items=48, warm_up=50, decay_from=0.0, height=0.35, seed=1)
+SECOND: Final = Plan(steps=1500, step_items=48, warm_up=50, decay_from=0.0, height=0.35, run=2, seed=1)
 """Learning on: lower rates, and conversations the first run has not seen."""
 
 
@@ -121,7 +123,7 @@ def rate(plan: Plan, step: int) -> float:
 
 def step_batches(chat: Chat, plan: Plan, step: int) -> Iterator[Batch]:
     """Yield one step's conversations, those of about equal length together."""
-    encoded = [chat.encode(item) for item in training_items(plan.seed, step, plan.step_items)]
+    encoded = [chat.encode(item) for item in training_items(plan.seed, step, plan.step_items, plan.run)]
     encoded = sorted((pair for pair in encoded if len(pair[0]) <= LONGEST), key=lambda pair: len(pair[0]))
     rows: list[tuple[list[int], list[bool]]] = []
     for pair in encoded:
