@@ -1,5 +1,7 @@
-"""What holds for every test: logging is as it was before, and threads that have nothing to do sleep. Any may ask the demo
-model, whose answers can be right or wrong."""
+"""What holds for every test: logging is as it was before, and threads that have nothing to do sleep.
+
+Any test may ask the demo model, whose answers can be right or wrong.
+"""
 
 from __future__ import annotations
 

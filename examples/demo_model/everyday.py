@@ -9,23 +9,10 @@ from functools import partial
 from typing import Any, Final
 
 from examples.demo_model.items import Draw
+from examples.demo_model.slots import SLOTS
 from examples.demo_model.tasks.tools import BOTH
 from examples.demo_model.tool_schemas import again, new_tool, request, schema
-from examples.demo_model.words import (
-    ANIMALS,
-    CITIES,
-    FOODS,
-    LIST_WORDS,
-    NATURE,
-    ROOMS,
-    THINGS,
-    WEEKDAYS,
-    city,
-    first_name,
-    full_name,
-    new_name,
-    new_word,
-)
+from examples.demo_model.words import new_word
 
 Asked = tuple[str, list[dict[str, Any]]]
 """What a user says, without its first capital and its end, and the arguments of each call that this asks for."""
@@ -222,7 +209,6 @@ EVERYDAY: Final = (
         "volume status"),
 )  # fmt: skip
 _SLOT: Final = re.compile(r"{(\w+)}")
-_Value = tuple[Any, str]
 
 
 def everyday_tool(draw: Draw) -> Tool:
@@ -231,8 +217,8 @@ def everyday_tool(draw: Draw) -> Tool:
     what, name = draw.own(lambda: _named(draw, odd), lambda named: named[1])
     offered = [ask for ask in what.asks if ask is what.asks[0] or draw.chance(0.8)]
     slots = list(dict.fromkeys(slot for ask in offered for slot in _SLOT.findall(ask)))
-    called = {slot: draw.one(_SLOTS[slot].names) for slot in slots}
-    properties = {called[slot]: _SLOTS[slot].schema(draw, called[slot]) for slot in slots}
+    called = {slot: draw.one(SLOTS[slot].names) for slot in slots}
+    properties = {called[slot]: SLOTS[slot].schema(draw, called[slot]) for slot in slots}
     required = [called[slot] for slot in slots if all(f"{{{slot}}}" in ask for ask in offered)]
     return Tool(
         name,
@@ -295,141 +281,7 @@ def _ask_twice(draw: Draw, asks: list[str], called: Mapping[str, str], propertie
 def _filled(
     draw: Draw, ask: str, called: Mapping[str, str], properties: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    values = {slot: _SLOTS[slot].value(draw, properties[called[slot]]) for slot in _SLOT.findall(ask)}
+    values = {slot: SLOTS[slot].value(draw, properties[called[slot]]) for slot in _SLOT.findall(ask)}
     return ask.format(**{slot: words for slot, (_, words) in values.items()}), {
         called[slot]: value for slot, (value, _) in values.items()
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """What a request says of one argument."""
-
-    names: tuple[str, ...]
-    kind: str
-    make: Callable[[Draw], _Value]
-    """Gives a value and how it is said."""
-    choices: tuple[str, ...] = ()
-
-    def schema(self, draw: Draw, name: str) -> dict[str, Any]:
-        """Return its description in a tool's schema."""
-        made: dict[str, Any] = {"type": self.kind}
-        if self.choices:
-            made["enum"] = draw.some(self.choices, draw.number(2, len(self.choices)))
-        if self.kind == "array":
-            made["items"] = {"type": "string"}
-        if draw.chance(0.5):
-            made["description"] = draw.one(("The {n}", "the {n}.", "{n} as text", "Name of the {n}")).format(n=name)
-        return made
-
-    def value(self, draw: Draw, schema: dict[str, Any]) -> _Value:
-        """Return a value that the schema allows and how it is said."""
-        if "enum" in schema:
-            choice = draw.one(schema["enum"])
-            return choice, choice
-        return self.make(draw)
-
-
-def _text(make: Callable[[Draw], str]) -> Callable[[Draw], _Value]:
-    def made(draw: Draw) -> _Value:
-        text = make(draw)
-        return text, text
-
-    return made
-
-
-def _whole(low: int, high: int) -> Callable[[Draw], _Value]:
-    def made(draw: Draw) -> _Value:
-        number = draw.number(low, high)
-        return number, str(number)
-
-    return made
-
-
-def _phrase(draw: Draw) -> str:
-    words = [draw.one(LIST_WORDS) if draw.chance(0.75) else new_name(draw) for _ in range(draw.number(1, 3))]
-    return " ".join(words)
-
-
-def _subject(draw: Draw) -> str:
-    return draw.one(("the {a}", "{a}", "{a} and {b}", "the {a} of {n}", "{n}", "my {a}", "the new {a}")).format(
-        a=draw.one(THINGS), b=draw.one(LIST_WORDS), n=new_name(draw)
-    )
-
-
-def _task(draw: Draw) -> str:
-    return draw.one(("buy {f}", "call {n}", "feed the {a}", "write to {n}", "clean the {r}", "pay {n}", "water the {t}", "buy a {t}")).format(
-        f=draw.one(FOODS), n=first_name(draw), a=draw.one(ANIMALS), r=draw.one(ROOMS), t=draw.one([*THINGS, *NATURE])
-    )  # fmt: skip
-
-
-def _amount(draw: Draw) -> _Value:
-    if draw.chance(0.7):
-        number = draw.number(1, 999)
-        return number, str(number)
-    real = draw.number(11, 9999) / 10
-    return real, str(real)
-
-
-def _switch(draw: Draw) -> _Value:
-    on = draw.chance(0.5)
-    return on, "on" if on else "off"
-
-
-def _items(draw: Draw) -> _Value:
-    items = draw.some(FOODS, draw.number(1, 3))
-    return items, items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
-
-
-def _symbol(draw: Draw) -> str:
-    return new_word(draw, 1, 2).upper()[:4] if draw.chance(0.6) else new_name(draw)
-
-
-def _code(draw: Draw) -> str:
-    return draw.one(("USD", "EUR", "GBP", "JPY", "CHF", "CNY", "SEK", "INR", "CAD", "AUD", "euros", "dollars"))
-
-
-def _town(draw: Draw) -> str:
-    return draw.one(CITIES) if draw.chance(0.5) else city(draw)
-
-
-def _path(draw: Draw) -> str:
-    return f"{draw.one((new_word(draw), draw.one(THINGS)))}.{draw.one(('txt', 'md', 'csv', 'json', 'py'))}"
-
-
-_SLOTS: Final = {
-    "city": _Slot(("city", "location", "place", "town", "city_name"), "string", _text(_town)),
-    "origin": _Slot(("origin", "from", "start", "from_city"), "string", _text(_town)),
-    "destination": _Slot(("destination", "to", "end", "to_city"), "string", _text(_town)),
-    "day": _Slot(("day", "date", "weekday"), "string", _text(lambda draw: draw.one(WEEKDAYS))),
-    "time": _Slot(("time", "at", "when"), "string", _text(lambda draw: f"{draw.number(0, 23)}:{draw.number(0, 59):02}")),
-    "unit": _Slot(("unit", "units"), "string", _text(str), ("celsius", "fahrenheit", "kelvin")),
-    "person": _Slot(("name", "person", "to", "contact", "recipient"), "string", _text(lambda draw: draw.one((first_name(draw), full_name(draw))))),
-    "subject": _Slot(("subject", "topic", "title"), "string", _text(_subject)),
-    "query": _Slot(("query", "q", "text", "search_term"), "string", _text(_phrase)),
-    "words": _Slot(("text", "sentence", "words"), "string", _text(_phrase)),
-    "title": _Slot(("title", "summary"), "string", _text(lambda draw: f"The {new_name(draw)}")),
-    "task": _Slot(("task", "text", "what"), "string", _text(_task)),
-    "symbol": _Slot(("symbol", "ticker", "company"), "string", _text(_symbol)),
-    "path": _Slot(("path", "file", "filename"), "string", _text(_path)),
-    "food": _Slot(("ingredient", "food", "dish"), "string", _text(lambda draw: draw.one(FOODS))),
-    "item": _Slot(("item", "product", "article"), "string", _text(lambda draw: draw.one([*THINGS, *FOODS]))),
-    "room": _Slot(("room", "place", "location"), "string", _text(lambda draw: draw.one(ROOMS))),
-    "amount": _Slot(("amount", "value", "sum"), "number", _amount),
-    "from_code": _Slot(("from", "from_currency", "source"), "string", _text(_code)),
-    "to_code": _Slot(("to", "to_currency", "target"), "string", _text(_code)),
-    "nights": _Slot(("nights", "duration"), "integer", _whole(1, 14)),
-    "guests": _Slot(("guests", "people"), "integer", _whole(1, 6)),
-    "minutes": _Slot(("minutes", "duration"), "integer", _whole(1, 90)),
-    "degrees": _Slot(("temperature", "degrees"), "integer", _whole(10, 30)),
-    "level": _Slot(("level", "volume", "percent"), "integer", _whole(0, 100)),
-    "number": _Slot(("id", "number"), "integer", _whole(1, 99999)),
-    "quantity": _Slot(("quantity", "count", "amount"), "integer", _whole(2, 40)),
-    "on": _Slot(("on", "state", "enabled"), "boolean", _switch),
-    "items": _Slot(("items", "things", "products"), "array", _items),
-    "cuisine": _Slot(("cuisine", "kind"), "string", _text(str), ("Italian", "Indian", "French", "Greek", "Thai")),
-    "language": _Slot(("language", "to", "target_language"), "string", _text(str), ("French", "German", "Spanish", "Italian", "Dutch")),
-    "vehicle": _Slot(("vehicle", "mode", "by"), "string", _text(str), ("car", "train", "bike", "bus")),
-    "priority": _Slot(("priority", "level", "severity"), "string", _text(str), ("low", "normal", "high", "urgent")),
-}  # fmt: skip
-"""Every slot of a request."""
