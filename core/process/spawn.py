@@ -47,7 +47,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "core.process.child", self.channel.folder, HOME, str(writing)],
             stdin=subprocess.PIPE,  # never written to: its end tells the child that we have ended
-            env={**os.environ, **(environment or {})},
+            env={**_short_spin(), **os.environ, **(environment or {})},
             process_group=0 if leader else None,
             pass_fds=(writing,),
         )
@@ -126,6 +126,14 @@ class Child:
             self._process.stdin.close()
         self._stages.close()
         self.channel.close()
+
+
+def _short_spin() -> dict[str, str]:
+    """Return how long waiting OpenMP threads may spin: some tenths of a millisecond.
+
+    GCC's runtime lets them for milliseconds, which on cores that others use as well are taken from those they wait for.
+    """
+    return {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "40000"}
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
