@@ -34,6 +34,7 @@ FORMATS = (
     ),
     ("minimax_m3", "think:MINIMAX_M3", "<mm:think>, also between calls: MiniMax M3"),
     ("mistral", "think:MISTRAL", "[THINK]: Magistral"),
+    ("muse", "channels:MUSE_FORMAT", "messages to itself: Muse Glimmer"),
     ("muse_glimmer", "channels:MUSE_FORMAT", "messages to itself: Muse Glimmer"),
     ("nemotron_v3", "think:ON_BY_DEFAULT", "thoughts up to </think>, unless switched off: Nemotron 3"),
     ("olmo3", "think:DEEPSEEK_R1", "thoughts up to </think>, with or without <think>: Olmo 3"),

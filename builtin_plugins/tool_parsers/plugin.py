@@ -46,6 +46,7 @@ FORMATS = (
         "mistral:MISTRAL",
         "[TOOL_CALLS], a list of JSON or name[ARGS]{json}: Mistral, both tokenizer generations",
     ),
+    ("muse", "channels:MUSE_FORMAT", "<atem:invoke> in messages to tools: Muse Glimmer"),
     ("muse_glimmer", "channels:MUSE_FORMAT", "<atem:invoke> in messages to tools: Muse Glimmer"),
     ("olmo3", "pythonic:OLMO3", "f(a=1) by line in <function_calls>: Olmo 3"),
     ("openai", "channels:HARMONY_FORMAT", "messages to functions.name: gpt-oss"),

@@ -16,6 +16,7 @@ TOOLS = {r.entry.name: REGISTRY.load(r) for r in REGISTRY.entries("tool_parsers"
 
 THINK = ("<think>", "</think>")
 HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")
+MUSE = ("to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>")
 TAGS: dict[str, tuple[str, str]] = {
     "gemma4": ("<|channel>thought\n", "<channel|>"),
     "granite": ("Here is my thought process:", "Here is my response:"),
@@ -24,12 +25,13 @@ TAGS: dict[str, tuple[str, str]] = {
     "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
     "mistral": ("[THINK]", "[/THINK]"),
-    "muse_glimmer": ("to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
+    "muse": MUSE,
+    "muse_glimmer": MUSE,
     "openai_gptoss": HARMONY,
     "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
-CHANNELS = {"inkling", "kimi_k3", "muse_glimmer", "openai_gptoss"}
+CHANNELS = {"inkling", "kimi_k3", "muse", "muse_glimmer", "openai_gptoss"}
 NONE = {"identity", "minimax_m2_append_think"}
 ON: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"thinking": True},

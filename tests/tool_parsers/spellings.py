@@ -98,6 +98,15 @@ QWEN_CODER = Spelling(
 )
 PYTHONIC = Spelling(pythonic, between("[", "]", ", "), lambda text: text.replace("=", "", 1), by_line=True)
 HERMES = Spelling(lambda name, args: f"<tool_call>\n{as_json(name, args)}\n</tool_call>", "\n".join)
+MUSE = Spelling(
+    tags(
+        "<|start|>assistant to={name}<|message|><atem:function_calls>\n"
+        '<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n</atem:function_calls><|eot|>',
+        '<atem:parameter name="{k}">',
+        "{v}</atem:parameter>\n",
+    ),
+    broken=lambda text: text.replace("</atem:invoke>", "", 1),
+)
 LLAMA = Spelling(lambda name, args: as_json(name, args, "parameters"), "; ".join)
 LIST_OF_JSON = Spelling(as_json, between("<tool_calls>[\n", "\n]</tool_calls>", ",\n"))
 
@@ -235,15 +244,8 @@ SPELLINGS: Mapping[str, Spelling] = {
     ),
     "mistral": Spelling(lambda name, args: f"[TOOL_CALLS]{name}[ARGS]{dumps(args)}"),
     "olmo3": Spelling(pythonic, between("<function_calls>", "</function_calls>", "\n"), PYTHONIC.broken),
-    "muse_glimmer": Spelling(
-        tags(
-            "<|start|>assistant to={name}<|message|><atem:function_calls>\n"
-            '<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n</atem:function_calls><|eot|>',
-            '<atem:parameter name="{k}">',
-            "{v}</atem:parameter>\n",
-        ),
-        broken=lambda text: text.replace("</atem:invoke>", "", 1),
-    ),
+    "muse": MUSE,
+    "muse_glimmer": MUSE,
     "openai": Spelling(
         lambda name, args: (
             f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumps(args)}"
