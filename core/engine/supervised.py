@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 GRACE_S: Final = 3.0
 """For an engine that was asked to end."""
+STEADY_S: Final = 60.0
+"""Of a life that is no part of a row of deaths, whether or not it was asked for anything."""
 LONGEST_PAUSE_S: Final = 5.0
 """Between two attempts to start an engine that does not stay up."""
 
@@ -70,6 +73,7 @@ class Supervised:
         self._state: State = "starting"
         self._reason = ""
         self._restarts = self._deaths_in_a_row = 0
+        self._ready_since_s = inf
         self._quiet_s = 0.0
         self._beat = Beat()
         self._child = Child(self._start, FromEngine)
@@ -78,7 +82,7 @@ class Supervised:
     def wait(self) -> Ready:
         """Wait until the engine takes requests. Raises the `EngineError` it could not start for; `stop` it then."""
         ready = self._wait_until_ready()
-        self._state = "ready"
+        self._state, self._ready_since_s = "ready", time.monotonic()
         self._thread.start()
         return ready
 
@@ -206,7 +210,9 @@ class Supervised:
         """Find out what goes on in the next life; or give up."""
         with self._lock:
             self._state, self._reason = "restarting", str(error)
-            self._deaths_in_a_row += 1
+            is_steady = time.monotonic() - self._ready_since_s > STEADY_S
+            self._deaths_in_a_row = 1 if is_steady else self._deaths_in_a_row + 1
+            self._ready_since_s = inf
             first, waiting = self._ledger.bury(self._kind_of(error))
             condemned = self._ledger.condemned()
             self._returning, self._on_trial, self._acquitted = deque(first), None, waiting
@@ -248,7 +254,7 @@ class Supervised:
         with self._lock:
             if self._over():
                 return
-            self._state, self._reason = "ready", ""
+            self._state, self._reason, self._ready_since_s = "ready", "", time.monotonic()
             self._quiet_s = 0.0
             self._next_trial()
         log.warning("the engine is back (restart %d)", self._restarts)

@@ -298,6 +298,18 @@ def test_an_engine_that_never_stays_up_is_given_up(llama: str, tmp_path: Path) -
         asyncio.run(main(engine))
 
 
+def test_deaths_with_quiet_times_between_are_no_row(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.engine.supervised.STEADY_S", 0.0)
+
+    async def main(engine: AsyncLLM) -> None:
+        for kills in range(1, 4):
+            os.kill(engine._client._child.pid, signal.SIGKILL)
+            await until(lambda kills=kills: engine._client.status().restarts == kills and engine.state() == "ready")
+
+    with running(llama, max_restarts=1) as engine:
+        asyncio.run(main(engine))
+
+
 ORPHANS = """
 import os, sys, time
 from core import AsyncLLM

