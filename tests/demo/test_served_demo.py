@@ -96,6 +96,13 @@ def test_the_model_decides_to_call(client: openai.OpenAI) -> None:
     assert (calls(choice), choice.finish_reason) == ([("get_weather", {"city": "Paris"})], "tool_calls")
 
 
+def test_calls_come_in_parallel_unless_the_client_wants_one(client: openai.OpenAI) -> None:
+    both = "What is the weather in Paris and in Rome?"
+    cities = [{"city": "Paris"}, {"city": "Rome"}]
+    assert calls(ask(client, both, tools=[WEATHER])) == [("get_weather", city) for city in cities]
+    assert calls(ask(client, both, tools=[WEATHER], parallel_tool_calls=False)) == [("get_weather", cities[0])]
+
+
 def test_none_calls_nothing(client: openai.OpenAI) -> None:
     assert calls(ask(client, PARIS, tools=[WEATHER], tool_choice="none")) == []
 
