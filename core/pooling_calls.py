@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 class PoolingCalls:
     """Parameters and options are the runner's: docs/pooling.md lists them. Raises `InvalidRequest` where it has none."""
 
-    def _calls(self) -> Calls:
-        """Return the runner's."""
-        raise NotImplementedError
+    _calls: Callable[[], Calls]
+    """Returns the runner's; set by whoever has one."""
 
     def encode(self, prompts: Any, *params: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return tensors for prompts: what the model was made for, or `pooling_task`."""

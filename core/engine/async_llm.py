@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from core.contracts import StepStats
@@ -69,6 +69,7 @@ class AsyncLLM:
         else:
             self._front, self._client = open_apart(config, registry, listener, meanwhile)
         self._show(self._front)
+        self._calls = cache(partial(self._front.runner.calls, self._front, None))
         self._outputs = OutputProcessor(self.tokenizer, self._meter, self.config.scheduler.stream_interval)
         self.sinks.ready(self.config)
         gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
@@ -174,7 +175,7 @@ class AsyncLLM:
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, *, prompt_name: str | None = None
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
         """Pool one prompt, or a pair of texts; yields one output. Raises as `generate`, and `RequestFailed`."""
-        calls = self._front.runner.calls(self._front, None)
+        calls = self._calls()
         runs, found = await asyncio.to_thread(calls.ready, prompt, pooling_params, prompt_name), []
         for index, (ready, params) in enumerate(runs):
             async for output in self.generate(ready, params, f"{request_id}#{index}" if index else request_id):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 from core.config import EngineConfig
-from core.contracts import Calls, Tokenizer
+from core.contracts import Tokenizer
 from core.engine.front import load_from_kwargs, open_here
 from core.engine.interrupts import Interrupts
 from core.engine.output import OutputProcessor
@@ -56,6 +57,7 @@ class LLM(PoolingCalls):
         """The configuration in force, every automatic value decided."""
         self._outputs = OutputProcessor(self._front.renderer.tokenizer)
         self._ids = itertools.count()
+        self._calls = cache(partial(self._front.runner.calls, self._front, self._run))
 
     # --- generation
 
@@ -100,9 +102,6 @@ class LLM(PoolingCalls):
             raise InvalidRequest("messages", f"must be a conversation or a list of them, not {messages!r}.")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return [self._front.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
-
-    def _calls(self) -> Calls:
-        return self._front.runner.calls(self._front, self._run)
 
     def _run(
         self,

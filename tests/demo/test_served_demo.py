@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel
+from served import served
 
 pytest.importorskip("xgrammar")
-COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
-FLAGS = ("--port", "0", "--num-threads", "1", "--max-model-len", "1024", "--disable-uvicorn-access-log")
+FLAGS = ("--num-threads", "1", "--max-model-len", "1024", "--disable-uvicorn-access-log")
 PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 WEATHER: Any = {
     "type": "function",
@@ -50,19 +46,8 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", *FLAGS, *PARSERS],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    url = process.stdout.readline().split()[-1]
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+    with served(*FLAGS, *PARSERS) as made:
         yield made
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    process.stdout.close()
 
 
 def ask(client: openai.OpenAI, text: str, **fields: Any) -> Any:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
+from served import served
 
 pytest.importorskip("xgrammar")
-COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
-FLAGS = ("--port", "0", "--max-model-len", "512", "--structured-outputs-config.backend", "xgrammar")
+FLAGS = ("--max-model-len", "512", "--structured-outputs-config.backend", "xgrammar")
 
 
 class Place(BaseModel):
@@ -42,19 +38,8 @@ SAID = {"name": "Ada", "home": {"city": "Zürich", "inhabitants": 7}, "friends":
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *FLAGS],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    url = process.stdout.readline().split()[-1]
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+    with served("scripted:", *FLAGS) as made:
         yield made
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    process.stdout.close()
 
 
 def chat(client: openai.OpenAI, said: str, **fields: Any) -> Any:

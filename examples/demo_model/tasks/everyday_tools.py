@@ -7,7 +7,16 @@ from typing import Any, Final
 
 from examples.demo_model.everyday import Tool, everyday_tool, tool_of_words
 from examples.demo_model.items import Draw, Item
-from examples.demo_model.tasks.tools import BOTH, DONE, NO_TOOL, POLITE, SYSTEM, other_question
+from examples.demo_model.tasks.tools import (
+    BOTH,
+    NO_TOOL,
+    POLITE,
+    SYSTEM,
+    add_results,
+    other_question,
+    outcome,
+    sentence,
+)
 from examples.demo_model.words import CITIES, COLOURS, WEEKDAYS, new_name, new_word
 
 _PLAIN: Final = ("{R}.", "{R}")
@@ -58,7 +67,8 @@ def make(draw: Draw, kind: str | None = None) -> Item:
         question, calls = _asked(draw, tools, 2 if kind == "two" or (kind == "result" and draw.chance(0.4)) else 1)
         item = Item("everyday tools", (), [{"role": "user", "content": question}], calls=calls)
         if kind == "result":
-            _add_results(draw, item, tools)
+            fields = {tool.name: tool.fields for tool in tools}
+            add_results(item, lambda name: _result(draw, fields[name]))
         tools = draw.some(tools, len(tools))
     if system := draw.one(SYSTEM):
         item.messages.insert(0, {"role": "system", "content": system})
@@ -138,32 +148,11 @@ def _words(tool: Tool) -> set[str]:
     return {word for topic in tool.topics for word in topic.split()}
 
 
-def _add_results(draw: Draw, item: Item, tools: list[Tool]) -> None:
-    fields = {tool.name: tool.fields for tool in tools}
-    answers = []
-    item.messages.append(
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"type": "function", "function": call} for call in item.calls],
-        }
-    )
-    for call in item.calls:
-        result, answer = _result(draw, fields[call["name"]])
-        item.messages.append({"role": "tool", "content": result})
-        answers.append(answer)
-    item.calls = []
-    item.answer = " ".join(answers)
-
-
 def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
     """Return what a tool gives back and the sentence that tells it."""
     kind = draw.number(0, 9)
-    if kind == 0:
-        return json.dumps({draw.one(("status", "result")): draw.one(DONE)}), "Done."
-    if kind == 1:
-        fault = draw.one(("not found", "no access", "too late", f"unknown {fields[0]}", f"no {fields[0]}"))
-        return json.dumps({"error": fault}), f"The tool failed: {fault}."
+    if (short := outcome(draw, kind, fields[0])) is not None:
+        return short
     if kind == 2:
         said = f"{draw.one((new_name(draw), str(draw.number(1, 99)), draw.one(_STATES)))} {draw.one(_STATES)}"
         return said, f"The tool says: {said}."
@@ -171,9 +160,7 @@ def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
     names = draw.some(fields, min(len(fields), draw.number(1, 3)))
     names = list(dict.fromkeys([*names, draw.one(others), draw.one(others)]))[: draw.number(1, 4)]
     result = {name: _told(draw) for name in names}
-    parts = [f"the {name.replace('_', ' ')} is {value}" for name, value in result.items()]
-    text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
-    return json.dumps(result), f"{text[:1].upper()}{text[1:]}."
+    return json.dumps(result), sentence({name.replace("_", " "): value for name, value in result.items()})
 
 
 def _told(draw: Draw) -> str | int | float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from examples.demo_model.items import Draw, Item
@@ -50,7 +51,8 @@ def make(draw: Draw, kind: str | None = None) -> Item:
         )
         item = Item("tools", (), [{"role": "user", "content": question}], calls=calls)
         if kind == "result":
-            _add_results(draw, item, offered)
+            nouns = {tool.name: tool.noun.split()[-1] for tool in offered}
+            add_results(item, lambda name: _result(draw, nouns[name]))
     if system := draw.one(SYSTEM):
         item.messages.insert(0, {"role": "system", "content": system})
     item.tools = [tool.schema for tool in offered]
@@ -107,38 +109,41 @@ def other_question(draw: Draw) -> tuple[str, str]:
     return asked.messages[0]["content"], asked.answer
 
 
-def _add_results(draw: Draw, item: Item, tools: list[Tool]) -> None:
-    nouns = {tool.name: tool.noun.split()[-1] for tool in tools}
-    answers = []
-    item.messages.append(
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"type": "function", "function": call} for call in item.calls],
-        }
-    )
-    for call in item.calls:
-        result, answer = _result(draw, nouns[call["name"]])
-        item.messages.append({"role": "tool", "content": json.dumps(result)})
-        answers.append(answer)
+def add_results(item: Item, told: Callable[[str], tuple[str, str]]) -> None:
+    """Let the calls of an item be made: `told` returns a tool's message and the sentence that tells it, for its name."""
+    made = [{"type": "function", "function": call} for call in item.calls]
+    item.messages.append({"role": "assistant", "content": "", "tool_calls": made})
+    results = [told(call["name"]) for call in item.calls]
+    item.messages += [{"role": "tool", "content": message} for message, _ in results]
     item.calls = []
-    item.answer = " ".join(answers)
+    item.answer = " ".join(answer for _, answer in results)
 
 
-def _result(draw: Draw, noun: str) -> tuple[dict[str, Any], str]:
-    """Return what a tool gives back and the sentence that tells it."""
-    kind = draw.number(0, 9)
+def outcome(draw: Draw, kind: int, thing: str) -> tuple[str, str] | None:
+    """Return what a tool says that has nothing to tell of the thing, and the sentence for it; None but for kinds 0, 1."""
     if kind == 0:
-        return {draw.one(("status", "result")): draw.one(DONE)}, "Done."
+        return json.dumps({draw.one(("status", "result")): draw.one(DONE)}), "Done."
     if kind == 1:
-        fault = draw.one(("not found", "no access", "too late", f"unknown {noun}", f"no {noun}"))
-        return {"error": fault}, f"The tool failed: {fault}."
+        fault = draw.one(("not found", "no access", "too late", f"unknown {thing}", f"no {thing}"))
+        return json.dumps({"error": fault}), f"The tool failed: {fault}."
+    return None
+
+
+def sentence(facts: Mapping[str, object]) -> str:
+    """Return the sentence that tells what a tool found."""
+    parts = [f"the {name} is {value}" for name, value in facts.items()]
+    text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _result(draw: Draw, noun: str) -> tuple[str, str]:
+    """Return what a tool gives back and the sentence that tells it."""
+    if (short := outcome(draw, draw.number(0, 9), noun)) is not None:
+        return short
     names = [noun, *(draw.one((new_word(draw), "sky", "owner", "place", "size", "level", "state")) for _ in range(2))]
     names = list(dict.fromkeys(names))[: draw.number(1, 3)]
     result = {name: _told(draw) for name in names}
-    parts = [f"the {name} is {value}" for name, value in result.items()]
-    text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
-    return result, f"{text[:1].upper()}{text[1:]}."
+    return json.dumps(result), sentence(result)
 
 
 def _told(draw: Draw) -> str | int | float:
