@@ -13,15 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from examples.demo_model.chat import Chat
 from examples.demo_model.items import Draw, Item
 from examples.demo_model.model import load_model
 from examples.demo_model.tasks import arithmetic, engine_facts, lists, recall, small_talk
-from examples.demo_model.train import batch_of
-from examples.demo_model.workers import Workers
+from examples.demo_model.workers import step_gradients
 
 RANK: Final = 8
 ALPHA: Final = 16
@@ -71,9 +69,10 @@ class LowRank(nn.Module):
         self.lora_a = nn.Parameter(torch.randn(RANK, base.in_features, generator=generator) * base.in_features**-0.5)
         self.lora_b = nn.Parameter(torch.zeros(base.out_features, RANK))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return base(x) + (alpha / rank) B A x."""
-        return self.base(x) + F.linear(F.linear(x, self.lora_a), self.lora_b) * (ALPHA / RANK)  # type: ignore[no-any-return]
+    @property
+    def weight(self) -> Tensor:
+        """The changed weight: W + (alpha / rank) B A."""
+        return self.base.weight + self.lora_b @ self.lora_a * (ALPHA / RANK)
 
 
 def train_adapter(folder: Path, out: Path, voice: str, steps: int, step_items: int = 24) -> float:
@@ -90,17 +89,14 @@ def train_adapter(folder: Path, out: Path, voice: str, steps: int, step_items: i
             setattr(model.get_submodule(parent), attribute, changes[name])
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=4e-3, weight_decay=0.0)
-    workers, loss = Workers(model, 1), float("nan")
+    loss = float("nan")
     for step in tqdm(range(steps), desc=voice, unit="step", mininterval=2):
-        items = sorted(
-            (chat.encode(i) for i in voiced_items(voice, str(step), step_items, False)), key=lambda e: len(e[0])
-        )
+        rows = [chat.row([item]) for item in voiced_items(voice, str(step), step_items, False)]
         optimizer.param_groups[0]["lr"] = 4e-3 * (1 - step / steps)
-        loss = workers.gradients([batch_of(items)])
+        loss, _ = step_gradients(model, rows)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    workers.close()
     save_adapter(changes, out, str(folder.name))
     return loss
 

@@ -11,7 +11,7 @@ from examples.demo_model.evaluate import SHIPPED, table
 from examples.demo_model.facts import FACTS
 from examples.demo_model.items import HELD_OUT_OF
 from examples.demo_model.mix import SKILLS
-from examples.demo_model.train import SECOND, Plan
+from examples.demo_model.train import Plan
 
 _CARD: Final = """---
 license: apache-2.0
@@ -30,9 +30,9 @@ earlier in a conversation, and answers questions about the engine. It knows noth
 
 Only on conversations that programs wrote from seeds: `examples/demo_model` of the engine's sources. No text of
 people, of other models or of the web is in them, except the {facts} statements about the engine, which its authors
-wrote. First {steps} steps of {items} conversations: {first}. Then {second_steps} steps of {second_items} at a third of the rates:
-{second}. The loss is on answers alone; layers were trained with Muon,
-embedding and norms with AdamW, in bfloat16 on two CPU cores.
+wrote: {steps} steps of {items} conversations, {shares}.
+The loss is on answers alone; layers were trained with Muon, embedding and norms with AdamW, in bfloat16 on two CPU
+cores.
 
 One in {held_out} names, sums, lists, sentences and phrasings belongs to the evaluation, by its hash, and is never
 trained on.
@@ -44,9 +44,6 @@ called "thinking off", are asked with `enable_thinking=false`; sums are then wor
 model this small cannot add in its head.
 
 {table}
-
-"Tools" are made from words and asked for by commands. "Everyday tools" are those programs have, asked for by questions
-as people put them, alone or beside the others, with results of up to four fields: the harder of the two.
 
 `python -m examples.demo_model.evaluate` prints this table through the engine.
 
@@ -63,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=SHIPPED)
     parser.add_argument("--scores", type=Path, required=True, help="what `evaluate --json` wrote")
-    parser.add_argument("--steps", type=int, default=Plan().steps, help="steps of the first run")
+    parser.add_argument("--steps", type=int, default=Plan().steps, help="steps of the training")
     arguments = parser.parse_args()
     scores = json.loads(arguments.scores.read_text(encoding="utf-8"))
     (arguments.model / "README.md").write_text(card(arguments.model, scores, arguments.steps), encoding="utf-8")
@@ -79,17 +76,10 @@ def card(model: Path, scores: dict[str, dict[str, tuple[int, int]]], steps: int)
         facts=len(FACTS),
         steps=steps,
         items=Plan().step_items,
-        first=_shares(0),
-        second=_shares(1),
-        second_steps=SECOND.steps,
-        second_items=SECOND.step_items,
+        shares=", ".join(f"{100 * share:.0f} % {skill}" for skill, (_, share) in SKILLS.items()),
         held_out=HELD_OUT_OF,
         table=table(scores),
     )
-
-
-def _shares(run: int) -> str:
-    return ", ".join(f"{100 * shares[run]:.0f} % {skill}" for skill, (_, shares) in SKILLS.items() if shares[run])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from examples.demo_model.items import Item
+from examples.demo_model.layout import IGNORED, Row
 
 TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 END: Final = "<|im_end|>"
@@ -47,6 +49,21 @@ class Chat:
         learnt = self._said(prompt) if item.train_history else [False] * len(prompt)
         return prompt + answer, learnt + [True] * len(answer)
 
+    def row(self, items: Sequence[Item]) -> Row:
+        """Return conversations for training; what they begin with alike, up to anything learnt, stands there once."""
+        encoded = [self.encode(item) for item in items]
+        shared = _alike(encoded)
+        row = Row([], [], [], [])
+        for branch, (tokens, learnt) in enumerate(encoded):
+            begin = shared if branch else 0
+            row.ids.extend(tokens[begin:-1])
+            row.targets.extend(
+                token if said else IGNORED for token, said in zip(tokens[begin + 1 :], learnt[begin + 1 :], strict=True)
+            )
+            row.positions.extend(range(begin, len(tokens) - 1))
+            row.branches.extend([0] * (shared - begin) + [branch + 1] * (len(tokens) - 1 - shared))
+        return row
+
     def _said(self, ids: list[int]) -> list[bool]:
         """Mark the earlier answers in a prompt, their end tokens included."""
         marks, inside, size = [False] * len(ids), False, len(self._opening)
@@ -59,6 +76,21 @@ class Chat:
     def _ids(self, text: str) -> list[int]:
         assert self._tokenizer is not None
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _alike(encoded: Sequence[tuple[list[int], list[bool]]]) -> int:
+    """Return how many tokens stand at the beginning of all, with no learnt one among them or next."""
+    if len(encoded) == 1:
+        return 0
+    texts, marks = ([pair[part] for pair in encoded] for part in (0, 1))
+    count = 0
+    for tokens, learnt in zip(zip(*texts, strict=False), zip(*marks, strict=False), strict=True):
+        if any(learnt):
+            return count - 1  # the token before it says it
+        if len(set(tokens)) > 1:
+            break
+        count += 1
+    return count
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from examples.demo_model.chat import END, Chat, token_id
 from examples.demo_model.items import Item
-from examples.demo_model.layout import make_layout
+from examples.demo_model.layout import make_layout, plain_row
 from examples.demo_model.model import DemoModel, load_model
 
 LOOK_AHEAD: Final = 4
@@ -61,4 +61,4 @@ def walk(model: DemoModel, prompt: list[int], said: list[int]) -> tuple[int, int
 
 @torch.inference_mode()
 def _best_next(model: DemoModel, ids: list[int]) -> Tensor:
-    return model.logits(model(torch.tensor(ids), make_layout([len(ids)]))).argmax(dim=-1)
+    return model.logits(model(torch.tensor(ids), make_layout([plain_row(ids)]))).argmax(dim=-1)

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from examples.demo_model.items import Draw
 from examples.demo_model.slots import SLOTS
-from examples.demo_model.tasks.tools import BOTH
 from examples.demo_model.tool_schemas import again, new_tool, request, schema
 from examples.demo_model.words import new_word
 
+BOTH: Final = ("{a} and {b}", "{a} and {b}", "{a}, and {b}", "{a}, then {b}", "{a} and also {b}")
+"""How two requests are put together."""
 Asked = tuple[str, list[dict[str, Any]]]
 """What a user says, without its first capital and its end, and the arguments of each call that this asks for."""
 
@@ -207,7 +208,35 @@ EVERYDAY: Final = (
         "Set the volume.|Changes how loud it is|Adjust the speaker.",
         ("set the volume to {level}", "make the volume {level}", "change the volume to {level}"),
         "volume status"),
+    Everyday("dictionary meaning definition word", "define get lookup", "word definition meaning",
+        "Get the meaning of a word.|Look a word up in the dictionary|Explains what a word means.",
+        ("what does {thing} mean?", "define|the word {thing}", "what is the meaning|of {thing}?", "look up {thing} in the dictionary", "explain|the word {thing}"),
+        "meaning word kind"),
+    Everyday("movie movies cinema film", "find get list", "movies films showtimes",
+        "Find movies in a city.|Lists what the cinemas show|Showtimes of films in a place.",
+        ("which movies are on|in {city}?", "what is on at the cinema|in {city} on {day}?", "find a movie|in {city}", "which films can I see|in {city} on {day}?"),
+        "title time cinema price"),
+    Everyday("sun sunrise sunset", "get compute find", "sunrise sunset sun_times",
+        "Get the time of sunrise and sunset.|When the sun rises in a city|Sunrise and sunset of a place.",
+        ("when does the sun rise|in {city}?", "when is sunset|in {city}?", "when does the sun set|in {city} on {day}?", "tell me the sunrise|in {city}"),
+        "sunrise sunset day"),
+    Everyday("taxi cab car ride", "call book order", "taxi cab ride",
+        "Call a taxi.|Books a ride in the city|Order a cab to a place.",
+        ("call a taxi to {destination}", "I need a taxi to {destination}", "order a taxi to {destination} at {time}", "book a ride to {destination} at {time}"),
+        "status driver minutes price"),
+    Everyday("camera picture photo", "take make shoot", "picture photo snapshot",
+        "Take a picture of a room.|Makes a photo with the camera|Shoots a photo.",
+        ("take a picture|of the {room}", "make a photo|of the {room}", "show me a picture|of the {room}", "what does the camera|of the {room} see?"),
+        "status file size"),
+    Everyday("joke fun story", "tell get make", "joke funny_story",
+        "Tell a joke.|A funny story about something|Returns a joke about a topic.",
+        ("tell me a joke|about {thing}", "do you know a joke|about {thing}?", "make me laugh with {thing}", "I want to hear a joke|about {thing}"),
+        "joke topic rating"),
 )  # fmt: skip
+_ANY_VERB: Final = ("get", "fetch", "query", "request", "run", "do", "use", "handle", "lookup", "ask")
+_BETWEEN: Final = ("my", "the", "user", "new", "quick", "simple", "local", "smart")
+_ENDINGS: Final = ("api", "tool", "service", "helper", "client", "info", "function", "v2")
+"""What names may have that says little of the tool, so that it is known by the rest."""
 _SLOT: Final = re.compile(r"{(\w+)}")
 
 
@@ -248,13 +277,20 @@ def tool_of_words(draw: Draw) -> Tool:
 def _named(draw: Draw, odd: bool) -> tuple[Everyday, str]:
     """Return what a tool does and what it is called."""
     what = draw.one(EVERYDAY)
-    verb, noun = draw.one(what.verbs.split()), draw.one(what.nouns.split())
+    noun = draw.one(what.nouns.split())
     if odd:
         return what, f"{new_word(draw, 1, 1)}_{noun}"
-    words, style = [verb, *noun.split("_")], draw.number(0, 9)
-    if style <= 5:
+    verb = draw.one(_ANY_VERB if draw.chance(0.25) else what.verbs.split())
+    style = draw.number(0, 9)
+    if style == 0:
+        return what, f"{noun}_{draw.one(_ENDINGS)}"
+    if style == 1:
+        return what, f"{noun}_{verb}"
+    words = [verb, *([draw.one(_BETWEEN)] if draw.chance(0.2) else ()), *noun.split("_")]
+    if style <= 6:
         return what, "_".join(words)
-    return what, f"{noun}_{verb}" if style == 6 else verb + "".join(word.capitalize() for word in words[1:])
+    capitals = [word.capitalize() for word in words]
+    return what, "-".join(words) if style == 7 else "".join(capitals if style == 8 else [verb, *capitals[1:]])
 
 
 def _ask(draw: Draw, asks: list[str], called: Mapping[str, str], properties: Mapping[str, Any]) -> Asked:

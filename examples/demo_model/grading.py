@@ -9,7 +9,6 @@ from typing import Any, Final
 from examples.demo_model.chat import completion
 from examples.demo_model.items import Item
 
-CALLING: Final = ("tools", "everyday tools")
 _CALL: Final = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
@@ -20,9 +19,9 @@ def right(item: Item, text: str) -> bool:
         return ("<think>" in text) == item.thinking and text.rpartition("\n")[2] == item.answer.rpartition("\n")[2]
     if item.skill == "json":
         return _same_json(text, item.answer)
-    if item.skill in CALLING and item.calls:
+    if item.skill == "tools" and item.calls:
         return _CALL.sub("", text).strip() == "" and [_json(call) for call in _CALL.findall(text)] == item.calls
-    if item.skill in CALLING and item.variant == "none":
+    if item.skill == "tools" and item.variant == "none":
         return text == completion(item) and "<tool_call>" not in text
     return text == completion(item)
 

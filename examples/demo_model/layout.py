@@ -11,6 +11,30 @@ from torch import Tensor
 
 _MOST_FILLING: Final = 1.35
 """A conversation this many times as long as the shortest of its rows begins another block of rows."""
+IGNORED: Final = -1
+"""The target of a token whose next one is not learnt."""
+_LENGTHS: Final = 32
+"""Rows are filled up to a multiple of this: products of a new shape cost a CPU a compilation."""
+_FILLING: Final = -1
+"""The branch of a place that holds no token of its conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Conversations that begin alike: their common beginning once, and a branch for the rest of each."""
+
+    ids: list[int]
+    targets: list[int]
+    """The next token where the model is to say it, else `IGNORED`."""
+    positions: list[int]
+    """Each branch counts on from the beginning."""
+    branches: list[int]
+    """0 for the common beginning, then 1, 2, ..."""
+
+
+def plain_row(ids: list[int]) -> Row:
+    """Return one conversation of which nothing is learnt."""
+    return Row(ids, [IGNORED] * len(ids), list(range(len(ids))), [0] * len(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +44,12 @@ class Layout:
     positions: Tensor  # [tokens]
     source: Tensor  # [places], the token of each place; any token where it is filling
     place: Tensor  # [tokens]
-    sizes: tuple[tuple[int, int], ...]
-    """Rows and length of each block."""
+    unseen: tuple[Tensor, ...]  # of each block [rows, length, length]: what a token must not look at
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the blocks of rows. x: [tokens, ...]"""
         rows: Tensor = _ToRows.apply(x, self.source, self.place)  # type: ignore[no-untyped-call]
-        return torch.split(rows, [count * length for count, length in self.sizes])
+        return torch.split(rows, [block.shape[0] * block.shape[1] for block in self.unseen])
 
     def join(self, blocks: Sequence[Tensor]) -> Tensor:
         """Return the tokens of the blocks, filling left out."""
@@ -35,26 +58,40 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """Return the layout on a device."""
-        return Layout(self.positions.to(device), self.source.to(device), self.place.to(device), self.sizes)
+        unseen = tuple(block.to(device) for block in self.unseen)
+        return Layout(self.positions.to(device), self.source.to(device), self.place.to(device), unseen)
 
 
-def make_layout(lengths: Sequence[int]) -> Layout:
-    """Return the layout of conversations of these lengths, which must not fall."""
-    blocks: list[list[int]] = []
-    for length in lengths:
-        if not blocks or length > _MOST_FILLING * blocks[-1][0]:
+def make_layout(rows: Sequence[Row]) -> Layout:
+    """Return the layout of rows whose lengths do not fall."""
+    blocks: list[list[Row]] = []
+    for row in rows:
+        if not blocks or len(row.ids) > _MOST_FILLING * _filled(blocks[-1][0]):
             blocks.append([])
-        blocks[-1].append(length)
+        blocks[-1].append(row)
     source: list[int] = []
     place: list[int] = []
     for block in blocks:
-        for length in block:
-            begin = len(place)
+        longest = _filled(block[-1])
+        for row in block:
+            begin, length = len(place), len(row.ids)
             place += range(len(source), len(source) + length)
-            source += [*range(begin, begin + length), *[begin] * (max(block) - length)]
-    positions = [position for length in lengths for position in range(length)]
-    sizes = tuple((len(block), max(block)) for block in blocks)
-    return Layout(torch.tensor(positions), torch.tensor(source), torch.tensor(place), sizes)
+            source += [*range(begin, begin + length), *[begin] * (longest - length)]
+    positions = [position for row in rows for position in row.positions]
+    unseen = tuple(_unseen(block) for block in blocks)
+    return Layout(torch.tensor(positions), torch.tensor(source), torch.tensor(place), unseen)
+
+
+def _filled(row: Row) -> int:
+    return -(-len(row.ids) // _LENGTHS) * _LENGTHS
+
+
+def _unseen(block: list[Row]) -> Tensor:
+    """Return what is later or in another branch. [rows, length, length]"""
+    longest = _filled(block[-1])
+    branches = torch.tensor([row.branches + [_FILLING] * (longest - len(row.ids)) for row in block])
+    of_others = (branches[:, None, :] != branches[:, :, None]) & (branches[:, None, :] != 0)
+    return of_others | torch.ones(longest, longest, dtype=torch.bool).triu_(1)
 
 
 class _ToRows(torch.autograd.Function):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from examples.demo_model.items import Draw, Item
 from examples.demo_model.tasks import (
     arithmetic,
     engine_facts,
-    everyday_tools,
     json_extract,
     lists,
     recall,
@@ -21,26 +22,36 @@ from examples.demo_model.tasks import (
 )
 
 SKILLS: Final = {
-    "arithmetic": (arithmetic, (0.12, 0.10)),
-    "tools": (tools, (0.40, 0.0)),
-    "everyday tools": (everyday_tools, (0.0, 0.46)),
-    "json": (json_extract, (0.10, 0.10)),
-    "lists": (lists, (0.14, 0.12)),
-    "rules": (rules, (0.09, 0.08)),
-    "recall": (recall, (0.03, 0.03)),
-    "engine": (engine_facts, (0.04, 0.04)),
-    "repeat": (repeat, (0.05, 0.04)),
-    "small talk": (small_talk, (0.03, 0.03)),
+    "arithmetic": (arithmetic, 0.09),
+    "tools": (tools, 0.47),
+    "json": (json_extract, 0.11),
+    "lists": (lists, 0.12),
+    "rules": (rules, 0.09),
+    "recall": (recall, 0.03),
+    "engine": (engine_facts, 0.03),
+    "repeat": (repeat, 0.04),
+    "small talk": (small_talk, 0.02),
 }
-"""Each skill's task and its share of the conversations in the first run and in the second, whose everyday tools stand
-beside those made from words."""
+"""Each skill's task and its share of the conversations."""
+_TO_THE_SAME_TOOLS: Final = 3
+"""Conversations that begin with the same tools; training computes these once."""
 
 
-def training_items(seed: int, step: int, count: int, run: int = 1) -> list[Item]:
-    """Return the conversations of one step of a run; nothing else decides, so training can stop and go on anywhere."""
+def training_groups(seed: int, step: int, count: int) -> list[list[Item]]:
+    """Return the conversations of one step, those together that begin alike; nothing but the seed and the step
+    decides, so training can stop and go on anywhere."""
     draw = Draw(random.Random(f"train {seed} {step}"), evaluation=False)
-    names, shares = list(SKILLS), [of_runs[run - 1] for _, of_runs in SKILLS.values()]
-    return [SKILLS[name][0].make(draw) for name in draw.rng.choices(names, shares, k=count)]
+    skills = Counter(draw.rng.choices(list(SKILLS), [share for _, share in SKILLS.values()], k=count))
+    calling = skills.pop("tools", 0)
+    groups = [
+        tools.together(draw, min(_TO_THE_SAME_TOOLS, calling - done)) for done in range(0, calling, _TO_THE_SAME_TOOLS)
+    ]
+    return groups + [[SKILLS[skill][0].make(draw)] for skill in skills.elements()]
+
+
+def training_items(seed: int, step: int, count: int) -> list[Item]:
+    """Return the conversations of one step, one by one."""
+    return list(chain.from_iterable(training_groups(seed, step, count)))
 
 
 def evaluation_items(skill: str, seed: int, count: int) -> Iterator[Item]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from examples.demo_model.compute import PLAIN, Compute, attend, norm
 from examples.demo_model.layout import Layout
 
 
@@ -35,41 +36,12 @@ DRAFT = Shape(hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_a
 """The draft model for speculative decoding."""
 
 
-_LONGEST_PLAIN = 192
-
-
 class Norm(nn.Module):
-    """RMS norm over the last dimension."""
+    """The weight of an RMS norm."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x scaled to unit mean square, times the weight."""
-        scaled: Tensor = _Scaled.apply(x, self.weight.to(x.dtype), self.eps)  # type: ignore[no-untyped-call]
-        return scaled
-
-
-class _Scaled(torch.autograd.Function):
-    """RMS norm with its gradient in few passes over memory, which is what it costs on a CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        rate = (norm.square_() / x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)
-        unit: Tensor = x * rate
-        ctx.save_for_backward(unit, rate, weight)
-        return unit * weight
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        unit, rate, weight = ctx.saved_tensors
-        product = grad * unit
-        to_weight = product.flatten(0, -2).sum(0)
-        along = (product @ weight / unit.shape[-1]).unsqueeze(-1)
-        return (grad * weight).addcmul_(unit, along, value=-1).mul_(rate), to_weight, None
 
 
 class Attention(nn.Module):
@@ -77,30 +49,14 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.shape = shape
         queries = shape.num_attention_heads * shape.head_dim
         keys = shape.num_key_value_heads * shape.head_dim
         self.q_proj = nn.Linear(shape.hidden_size, queries, bias=False)
         self.k_proj = nn.Linear(shape.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
-        self.q_norm = Norm(shape.head_dim, shape.rms_norm_eps)
-        self.k_norm = Norm(shape.head_dim, shape.rms_norm_eps)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-        """Return each token's attention over those before it in its conversation. x: [tokens, hidden]"""
-        heads = (x.shape[0], -1, self.shape.head_dim)
-        q = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin)
-        k = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin)
-        v = self.v_proj(x).view(heads)
-        counts = [self.shape.num_attention_heads, self.shape.num_key_value_heads, self.shape.num_key_value_heads]
-        groups = counts[0] // counts[1]
-        mixed = []
-        for part, (rows, length) in zip(layout.split(torch.cat([q, k, v], dim=1)), layout.sizes, strict=True):
-            query, key, value = torch.split(part.view(rows, length, -1, heads[2]).transpose(1, 2), counts, dim=1)
-            attended = attend(query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1))
-            mixed.append(attended.transpose(1, 2).reshape(rows * length, -1))
-        return self.o_proj(layout.join(mixed))  # type: ignore[no-any-return]
+        self.q_norm = Norm(shape.head_dim)
+        self.k_norm = Norm(shape.head_dim)
 
 
 class Mlp(nn.Module):
@@ -112,25 +68,28 @@ class Mlp(nn.Module):
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return down(silu(gate) * up)."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
-
 
 class Layer(nn.Module):
     """Attention and feed-forward, each behind a norm and added to the stream."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.shape = shape
         self.self_attn = Attention(shape)
         self.mlp = Mlp(shape)
-        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = Norm(shape.hidden_size)
+        self.post_attention_layernorm = Norm(shape.hidden_size)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-        """Return the stream after this layer."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, layout)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, compute: Compute) -> Tensor:
+        """Return the stream after this layer. x: [tokens, hidden]"""
+        own, mlp, eps = self.self_attn, self.mlp, self.shape.rms_norm_eps
+        projections = (own.q_proj.weight, own.k_proj.weight, own.v_proj.weight)
+        head_weights = (own.q_norm.weight, own.k_norm.weight)
+        qkv = compute.enter(x, self.input_layernorm.weight, projections, head_weights, cos, sin, eps)
+        blocks = zip(layout.split(qkv), layout.unseen, strict=True)
+        mixed = layout.join([attend(part, unseen, self.shape.num_attention_heads) for part, unseen in blocks])
+        weights = (own.o_proj.weight, self.post_attention_layernorm.weight)
+        return compute.leave(x, mixed, *weights, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight, eps)
 
 
 class Stack(nn.Module):
@@ -140,16 +99,7 @@ class Stack(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
-
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-        """Return the last hidden state of every token."""
-        x = self.embed_tokens(ids)
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            x = x.to(torch.bfloat16)
-        for layer in self.layers:
-            x = layer(x, cos, sin, layout)
-        return self.norm(x)  # type: ignore[no-any-return]
+        self.norm = Norm(shape.hidden_size)
 
 
 class DemoModel(nn.Module):
@@ -159,7 +109,14 @@ class DemoModel(nn.Module):
         super().__init__()
         self.shape = shape
         self.model = Stack(shape)
-        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self.cos: Tensor
+        self.sin: Tensor
+        half = shape.head_dim // 2
+        rates = shape.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+        angles = torch.arange(shape.max_position_embeddings, dtype=torch.float32)[:, None] * rates
+        angles = torch.cat([angles, angles], dim=-1)[:, None]  # [positions, 1, head_dim]
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
 
     def initialise(self, seed: int) -> None:
         """Fill every matrix with small noise; what writes into the stream starts smaller, by depth."""
@@ -173,41 +130,23 @@ class DemoModel(nn.Module):
             with torch.no_grad():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
-    def forward(self, ids: Tensor, layout: Layout) -> Tensor:
-        """Return the last hidden states of conversations one behind the other. ids: [tokens]"""
-        cos, sin = self._rotation(ids.device)
-        return self.model(ids, cos[layout.positions], sin[layout.positions], layout)  # type: ignore[no-any-return]
+    def forward(
+        self, ids: Tensor, layout: Layout, compute: Compute = PLAIN, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return the last hidden states of conversations one behind the other. ids: [tokens]
+
+        dtype: what is computed in, default that of the weights.
+        """
+        x = self.model.embed_tokens(ids)
+        x = x.to(dtype or x.dtype)
+        cos, sin = self.cos[layout.positions], self.sin[layout.positions]
+        for layer in self.model.layers:
+            x = layer(x, cos, sin, layout, compute)
+        return norm(x, self.model.norm.weight, self.shape.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states."""
         return F.linear(hidden, self.model.embed_tokens.weight)
-
-    def _rotation(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        autocast = torch.is_autocast_enabled(device.type)
-        key = (device, torch.bfloat16 if autocast else self.model.embed_tokens.weight.dtype)
-        if key not in self._tables:
-            half = self.shape.head_dim // 2
-            rates = self.shape.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
-            angles = torch.arange(self.shape.max_position_embeddings, dtype=torch.float32)[:, None] * rates
-            angles = torch.cat([angles, angles], dim=-1)[:, None]  # [positions, 1, head_dim]
-            self._tables[key] = (angles.cos().to(device, key[1]), angles.sin().to(device, key[1]))
-        return self._tables[key]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention; short sequences by plain products, whose gradient is much faster on a CPU."""
-    length = q.shape[2]
-    if length > _LONGEST_PLAIN:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5  # [batch, heads, length, length]
-    later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
-    return torch.softmax(scores.masked_fill(later, float("-inf")), dim=-1, dtype=torch.float32).to(v.dtype) @ v
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x turned by its position. x: [tokens, heads, head_dim]"""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def save_model(model: DemoModel, folder: Path, special_ids: dict[str, int]) -> None:

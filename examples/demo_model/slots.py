@@ -137,6 +137,7 @@ SLOTS: Final = {
     "title": Slot(("title", "summary"), "string", _text(lambda draw: f"The {new_name(draw)}")),
     "task": Slot(("task", "text", "what"), "string", _text(_task)),
     "symbol": Slot(("symbol", "ticker", "company"), "string", _text(_symbol)),
+    "thing": Slot(("word", "topic", "about", "term"), "string", _text(lambda draw: draw.one(LIST_WORDS))),
     "path": Slot(("path", "file", "filename"), "string", _text(_path)),
     "food": Slot(("ingredient", "food", "dish"), "string", _text(lambda draw: draw.one(FOODS))),
     "item": Slot(("item", "product", "article"), "string", _text(lambda draw: draw.one([*THINGS, *FOODS]))),

@@ -208,7 +208,14 @@ def schema(
     body: dict[str, Any] = {"type": "object", "properties": properties}
     if required or draw.chance(0.5):
         body["required"] = required
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": body}}
+    if draw.chance(0.1):
+        body["additionalProperties"] = False
+    function: dict[str, Any] = {"name": name, "description": description, "parameters": body}
+    if draw.chance(0.05):
+        del function["description"]
+    if draw.chance(0.05):
+        function["parameters"] = dict(reversed(body.items()))
+    return {"type": "function", "function": function}
 
 
 def _parameters(draw: Draw) -> tuple[Parameter, ...]:

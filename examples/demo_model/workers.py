@@ -1,18 +1,27 @@
-"""Gradients of several batches at once: each thread takes the next batch, so a busy core delays nobody."""
+"""Gradients of a step on several cores: each process takes a share of its conversations."""
 
 from __future__ import annotations
 
-import copy
-import queue
-from concurrent.futures import ThreadPoolExecutor
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, multiprocessing
 from torch.nn import functional as F
 
-from examples.demo_model.layout import Layout
+from examples.demo_model.compute import PLAIN, Compute, compiled
+from examples.demo_model.layout import IGNORED, Layout, Row, make_layout, plain_row
 from examples.demo_model.model import DemoModel
+
+BATCH_TOKENS: Final = 1200
+"""About as many tokens are computed at once: what a core's cache holds, and enough for its products."""
+
+_WHOLE: Final = 64
+"""Batches are filled up to a multiple of this, since products of a new shape cost a CPU a compilation."""
 
 
 @dataclass(slots=True)
@@ -20,55 +29,128 @@ class Batch:
     """Conversations one behind the other."""
 
     ids: Tensor  # [tokens]
-    targets: Tensor  # [tokens], the next token where the model is to say it, else -1
+    learnt: Tensor  # [learnt tokens and filling], the places whose next token the model is to say
+    targets: Tensor  # [learnt tokens and filling], these next tokens
+    count: int
+    """Learnt tokens."""
     layout: Layout
 
 
 class Workers:
-    """Copies of a model that share its weights and have gradients of their own, one for each thread."""
+    """Processes that share a model's weights and have gradients of their own."""
 
-    def __init__(self, model: DemoModel, threads: int) -> None:
+    def __init__(self, model: DemoModel, rows: Callable[[int], list[Row]], begin: int, count: int, compiles: bool):
         self._model = model
-        self._copies = [model]
-        for _ in range(threads - 1):
-            twin = copy.deepcopy(model)
-            for own, shared in zip(twin.parameters(), model.parameters(), strict=True):
-                own.data = shared.data
-            self._copies.append(twin)
-        self._pool = ThreadPoolExecutor(threads)
+        model.share_memory()
+        context = multiprocessing.get_context("spawn")
+        self._links: list[Connection] = []
+        self._gradients: list[list[Tensor]] = []
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            gradients = [_shared(parameter) for parameter in model.parameters()]
+            work = (theirs, model, gradients, rows, begin, number, count, compiles)
+            context.Process(target=_work, args=work, daemon=True).start()
+            theirs.close()
+            self._links.append(ours)
+            self._gradients.append(gradients)
 
-    def gradients(self, batches: list[Batch]) -> float:
-        """Leave the gradient of the mean loss of all learnt tokens in the model and return that loss."""
-        total = sum(int((batch.targets >= 0).sum()) for batch in batches)
-        waiting: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-        for batch in sorted(batches, key=lambda batch: -batch.ids.numel()):
-            waiting.put(batch)
-        losses = [self._pool.submit(_until_empty, twin, waiting, total) for twin in self._copies]
-        summed = sum(loss.result() for loss in losses)
-        for twin in self._copies[1:]:
-            for own, shared in zip(twin.parameters(), self._model.parameters(), strict=True):
-                if own.grad is not None:
-                    shared.grad = own.grad if shared.grad is None else shared.grad.add_(own.grad)
-                    own.grad = None
-        return summed
+    def gradients(self, step: int) -> tuple[float, int]:
+        """Leave the gradient of the mean loss of a step's learnt tokens in the model; return the loss and the number of
+        its tokens, learnt or not. Steps follow each other."""
+        for link in self._links:
+            link.send(step)
+        try:
+            answers: list[tuple[float, int]] = [link.recv() for link in self._links]
+        except EOFError as error:
+            raise RuntimeError(
+                "A process that computes gradients has died, killed or out of memory. The same command goes on from the "
+                "last checkpoint; --threads 1 needs no such processes."
+            ) from error
+        for parameter, *shares in zip(self._model.parameters(), *self._gradients, strict=True):
+            parameter.grad = torch.stack(shares).sum(dim=0)
+        return sum(loss for loss, _ in answers), sum(tokens for _, tokens in answers)
 
     def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown()
+        """End the processes."""
+        for link in self._links:
+            link.close()
 
 
-def _until_empty(model: DemoModel, waiting: queue.SimpleQueue[Batch], total: int) -> float:
-    device = model.model.embed_tokens.weight.device
-    summed = 0.0
+def step_gradients(model: DemoModel, rows: list[Row], compute: Compute = PLAIN) -> tuple[float, int]:
+    """Add the gradient of the mean loss of all learnt tokens to the model's; return that loss and the tokens."""
+    batches = list(batches_of(rows, 1))
+    total = sum(batch.count for batch in batches)
+    return sum(gradient(model, batch, total, compute) for batch in batches), sum(len(row.ids) for row in rows)
+
+
+def batches_of(rows: list[Row], count: int) -> Iterator[Batch]:
+    """Yield batches of about as many tokens each, their number a multiple of count; those of equal length together."""
+    rows = sorted(rows, key=lambda row: len(row.ids))
+    tokens = sum(len(row.ids) for row in rows)
+    size = tokens / (count * max(1, round(tokens / (count * BATCH_TOKENS))))
+    parts: dict[int, list[Row]] = defaultdict(list)
+    passed = 0
+    for row in rows:
+        parts[int((passed + len(row.ids) / 2) / size)].append(row)
+        passed += len(row.ids)
+    yield from map(batch_of, parts.values())
+
+
+def batch_of(rows: list[Row]) -> Batch:
+    """Return rows, the shortest first, as one batch of a multiple of `_WHOLE` tokens, learnt ones as well."""
+    missing = -sum(len(row.ids) for row in rows) % _WHOLE
+    rows = sorted([*rows, plain_row([0] * missing)], key=lambda row: len(row.ids)) if missing else rows
+    targets = torch.tensor([token for row in rows for token in row.targets])
+    learnt = (targets >= 0).nonzero().squeeze(1)
+    learnt = F.pad(learnt, (0, -len(learnt) % _WHOLE))  # with tokens whose target is ignored
+    count = int((targets >= 0).sum())
+    targets = torch.where(torch.arange(len(learnt)) < count, targets[learnt], IGNORED)
+    ids = torch.tensor([token for row in rows for token in row.ids])
+    return Batch(ids, learnt, targets, count, make_layout(rows))
+
+
+def gradient(model: DemoModel, batch: Batch, total: int, compute: Compute = PLAIN) -> float:
+    """Add the gradient of the batch's loss, divided by the learnt tokens of all batches, and return that loss."""
+    embedding = model.model.embed_tokens.weight
+    device = embedding.device
+    hidden = model(batch.ids.to(device), batch.layout.to(device), compute, torch.bfloat16)
+    said = hidden.index_select(0, batch.learnt.to(device))
+    loss = compute.loss(said, embedding, batch.targets.to(device)) / total
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
+def _shared(parameter: Tensor) -> Tensor:
+    zeros = torch.zeros_like(parameter)
+    return zeros.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _work(
+    link: Connection,
+    model: DemoModel,
+    gradients: list[Tensor],
+    rows: Callable[[int], list[Row]],
+    step: int,
+    number: int,
+    count: int,
+    compiles: bool,
+) -> None:
+    """Compute one share of every step that is asked for, in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    torch.set_num_threads(1)
+    compute = compiled() if compiles else PLAIN
+    for parameter, own in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = own
     while True:
+        batches = list(batches_of(rows(step), count))  # made while the weights are being changed
+        total = sum(batch.count for batch in batches)
+        mine = batches[number::count]
         try:
-            batch = waiting.get_nowait()
-        except queue.Empty:
-            return summed
-        ids, targets, layout = batch.ids.to(device), batch.targets.to(device), batch.layout.to(device)
-        with torch.autocast(device.type, torch.bfloat16):
-            hidden = model(ids, layout)
-            logits = model.logits(hidden[targets >= 0])  # [learnt tokens, vocab]
-        loss = F.cross_entropy(logits.float(), targets[targets >= 0], reduction="sum") / total
-        loss.backward()  # type: ignore[no-untyped-call]
-        summed += float(loss.detach())
+            link.recv()
+        except EOFError:
+            return  # whoever asked has ended
+        for own in gradients:
+            own.zero_()
+        loss = sum(gradient(model, batch, total, compute) for batch in mine)
+        link.send((loss, sum(batch.ids.numel() for batch in mine)))
+        step += 1

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from examples.demo_model.adapters import VOICES, merge_adapter, pirate, train_adapter, voiced_items
 from examples.demo_model.draft import acceptance, walk
-from examples.demo_model.layout import make_layout
+from examples.demo_model.layout import make_layout, plain_row
 from examples.demo_model.mix import evaluation_items
 from examples.demo_model.model import DemoModel, Shape, load_model, save_model
 from examples.demo_model.quantize import LAYOUTS, dequantized, is_quantized, plain_checkpoint, quantize, rounded
@@ -112,7 +112,7 @@ def test_a_model_accepts_all_of_its_own_tokens_and_none_behind_a_wrong_guess(fol
     model = load_model(folder)
     ids = [5, 6, 7]
     for _ in range(11):
-        ids.append(int(model.logits(model(torch.tensor(ids), make_layout([len(ids)]))[-1]).argmax()))
+        ids.append(int(model.logits(model(torch.tensor(ids), make_layout([plain_row(ids)]))[-1]).argmax()))
     prompt, said = ids[:3], ids[3:]
     assert walk(model, prompt, said) == (9, 9)  # 4, one of the target's own, 4, one more, and the last
     wrong = [(token + 1) % 512 for token in said]

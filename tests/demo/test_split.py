@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from examples.demo_model.items import held_out
-from examples.demo_model.mix import SKILLS, evaluation_items, training_items
+from examples.demo_model.mix import SKILLS, evaluation_items, training_groups, training_items
 from examples.demo_model.tasks.small_talk import KNOW_LITTLE
 
 SPLIT = [skill for skill in SKILLS if skill != "small talk"]
@@ -19,7 +19,7 @@ def test_every_evaluated_item_has_keys_and_all_are_held_out(skill):
 
 
 def test_no_key_of_the_training_data_is_held_out():
-    items = [item for run in (1, 2) for step in range(20) for item in training_items(0, step, 80, run)]
+    items = [item for step in range(40) for item in training_items(0, step, 80)]
     assert {item.skill for item in items} == set(SKILLS)
     assert [key for item in items for key in item.keys if held_out(key)] == []
 
@@ -30,12 +30,17 @@ def test_equal_seeds_give_equal_conversations_and_other_seeds_others():
     assert first != other
 
 
+def test_conversations_with_tools_come_three_at_a_time_to_the_same_ones():
+    groups = [group for group in training_groups(0, 3, 80) if group[0].skill == "tools"]
+    assert len(groups) > 5
+    assert all(len(group) == 3 for group in groups[:-1])
+    assert all(item.tools == group[0].tools for group in groups for item in group)
+    assert sum(map(len, training_groups(0, 3, 80))) == 80
+
+
 def test_no_evaluated_question_stands_in_the_training_data():
     trained = {
-        (item.skill, str(item.messages), str(item.tools))
-        for run in (1, 2)
-        for step in range(20)
-        for item in training_items(0, step, 80, run)
+        (item.skill, str(item.messages), str(item.tools)) for step in range(40) for item in training_items(0, step, 80)
     }
     for skill in SPLIT:
         asked = {(skill, str(item.messages), str(item.tools)) for item in evaluation_items(skill, seed=0, count=100)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,10 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core import LLM, SamplingParams
-from examples.demo_model.layout import make_layout
+from examples.demo_model.compute import compiled
+from examples.demo_model.layout import IGNORED, make_layout, plain_row
+from examples.demo_model.mix import training_groups
 from examples.demo_model.model import DemoModel, Shape, load_model, save_model
 from examples.demo_model.muon import orthogonal
 from examples.demo_model.train import CHECKPOINT, Plan, rate, train
+from examples.demo_model.workers import batches_of, step_gradients
 
 ROOT = Path(__file__).parents[2]
 TINY = Shape(
@@ -27,7 +31,7 @@ TINY = Shape(
     num_key_value_heads=1,
     head_dim=16,
 )
-PLAN = Plan(steps=6, step_items=6, batch_tokens=300, warm_up=2)
+PLAN = Plan(steps=6, step_items=6, warm_up=2)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +93,69 @@ def test_conversations_in_one_batch_know_nothing_of_each_other():
     generator = torch.Generator().manual_seed(1)
     lengths = [3, 4, 9, 10, 30]
     parts = [torch.randint(0, 400, (length,), generator=generator) for length in lengths]
-    together = model(torch.cat(parts), make_layout(lengths))
-    alone = torch.cat([model(part, make_layout([len(part)])) for part in parts])
+    together = model(torch.cat(parts), make_layout([plain_row(part.tolist()) for part in parts]))
+    alone = torch.cat([model(part, make_layout([plain_row(part.tolist())])) for part in parts])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_conversations_that_begin_alike_are_learnt_as_if_each_stood_alone(small_chat):
+    model = DemoModel(replace(TINY, vocab_size=512))
+    model.initialise(4)
+    groups = training_groups(0, 1, 12)
+    assert any(len(group) > 1 for group in groups)
+
+    def learnt(rows):
+        model.zero_grad()
+        loss, tokens = step_gradients(model, rows)
+        return loss, tokens, [parameter.grad.clone() for parameter in model.parameters()]
+
+    loss, tokens, gradients = learnt([small_chat.row(group) for group in groups])
+    alone, more_tokens, expected = learnt([small_chat.row([item]) for group in groups for item in group])
+    assert tokens < 0.9 * more_tokens
+    assert loss == pytest.approx(alone, rel=1e-3)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=2e-3)
+
+
+def test_a_row_says_each_branch_behind_the_common_beginning(small_chat):
+    items = next(group for group in training_groups(0, 1, 12) if len(group) == 3)
+    row = small_chat.row(items)
+    begun = row.branches.count(0)
+    for branch, item in enumerate(items, 1):
+        mine = [at for at, number in enumerate(row.branches) if number in (0, branch)]
+        ids, learnt = small_chat.encode(item)
+        assert [row.ids[at] for at in mine] == ids[:-1]
+        assert [row.positions[at] for at in mine] == list(range(len(ids) - 1))
+        targets = [token if said else IGNORED for token, said in zip(ids[1:], learnt[1:], strict=True)]
+        assert [row.targets[at] for at in mine] == targets
+    assert begun > 30
+
+
+def test_batches_are_of_even_size_and_hold_every_learnt_token(small_chat):
+    rows = [small_chat.row(group) for group in training_groups(0, 2, 60)]
+    batches = list(batches_of(rows, 2))
+    assert len(batches) % 2 == 0
+    sizes = [batch.ids.numel() for batch in batches]
+    assert max(sizes) < 1.5 * min(sizes)
+    said = [target for row in rows for target in row.targets if target != IGNORED]
+    assert sorted(t for batch in batches for t in batch.targets.tolist() if t != IGNORED) == sorted(said)
+    assert sum(batch.count for batch in batches) == len(said)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # those of torch.compile itself
+def test_compiled_functions_compute_the_same(small_chat):
+    if shutil.which("c++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    model = DemoModel(replace(TINY, vocab_size=512))
+    model.initialise(6)
+    rows = [small_chat.row(group) for group in training_groups(0, 1, 6)]
+    plain, _ = step_gradients(model, rows)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    assert step_gradients(model, rows, compiled())[0] == pytest.approx(plain, rel=1e-3)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0.1, atol=2e-3)
 
 
 @pytest.mark.parametrize("length", [1, 40, 250])
@@ -103,7 +167,7 @@ def test_transformers_computes_the_same_from_the_saved_folder(tmp_path, length):
     ids = torch.randint(0, 400, (length,), generator=torch.Generator().manual_seed(2))
     ours = load_model(tmp_path)
     with torch.inference_mode():
-        mine = ours.logits(ours(ids, make_layout([length])))
+        mine = ours.logits(ours(ids, make_layout([plain_row([0] * length)])))
         torch.testing.assert_close(mine, theirs(ids[None]).logits[0], rtol=1e-3, atol=1e-4)
 
 

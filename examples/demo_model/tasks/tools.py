@@ -1,4 +1,4 @@
-"""Calls of tools made from words: one, two at once, none when no tool fits, and the answer behind the results."""
+"""Tool calls: one, two at once, none when no tool fits, and the answer behind the results."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from examples.demo_model.everyday import BOTH, Tool, everyday_tool, tool_of_words
 from examples.demo_model.items import Draw, Item
 from examples.demo_model.tasks import engine_facts, small_talk
-from examples.demo_model.tool_schemas import Tool, again, new_tool, request
-from examples.demo_model.words import COLOURS, WEEKDAYS, new_name, new_word
+from examples.demo_model.words import CITIES, COLOURS, WEEKDAYS, new_name, new_word
 
 NO_TOOL: Final = "None of my tools can do that."
 POLITE: Final = (
@@ -25,7 +25,11 @@ POLITE: Final = (
     "I want you to {r}.",
     "Would you {r}, please?",
 )
-BOTH: Final = ("{a} and {b}", "{a} and {b}", "{a}, and {b}", "{a}, then {b}", "{a} and also {b}")
+_PLAIN: Final = ("{R}.", "{R}")
+_QUESTION: Final = ("{R}?", "{R}?", "{R}?", "{R}?", "{r}?", "{r}", "Please tell me: {r}?", "Hello, {r}?")
+_ASKING: Final = frozenset(
+    ("what", "what's", "how", "is", "are", "will", "do", "does", "did", "when", "where", "which", "who", "can", "am")
+)
 SYSTEM: Final = (
     "",
     "",
@@ -34,74 +38,115 @@ SYSTEM: Final = (
     "Use the tools when they fit.",
     "You are an assistant with tools.",
 )
+KINDS: Final = ("one", "one", "one", "two", "two", "two", "none", "none", "result")
 DONE: Final = ("ok", "done", "success")
+_STATES: Final = (
+    "sunny",
+    "cloudy",
+    "rainy",
+    "windy",
+    "open",
+    "closed",
+    "ready",
+    "busy",
+    "late",
+    "full",
+    "free",
+    "sold out",
+)
 
 
 def make(draw: Draw, kind: str | None = None) -> Item:
     """Return one request with the tools at hand, or the results of a call to be told."""
-    kind = kind or draw.one(("one", "one", "one", "one", "two", "two", "two", "none", "none", "result"))
-    tools = _different_tools(draw, draw.one((1, 1, 1, 2, 2, 3, 4) if kind in ("one", "two") else (1, 1, 1, 2, 3)))
+    return together(draw, 1, kind)[0]
+
+
+def together(draw: Draw, count: int, kind: str | None = None) -> list[Item]:
+    """Return requests to the same tools, in conversations of their own."""
+    tools = _different_tools(draw, draw.one((1, 1, 1, 2, 2, 3, 4)))
+    system = draw.one(SYSTEM)
+    return [_item(draw, tools, system, kind or draw.one(KINDS)) for _ in range(count)]
+
+
+def _item(draw: Draw, tools: list[Tool], system: str, kind: str) -> Item:
+    item = Item("tools", tuple(tool.name for tool in tools), [], tools=[tool.schema for tool in tools], variant=kind)
+    if system:
+        item.messages.append({"role": "system", "content": system})
     if kind == "none":
-        question, answer = _unanswerable(draw, tools)
-        item = Item("tools", (), [{"role": "user", "content": question}], answer)
-        offered = tools
+        question, item.answer = _unanswerable(draw, tools)
     else:
-        question, calls, offered = _asked(
-            draw, tools, 2 if kind == "two" or (kind == "result" and draw.chance(0.3)) else 1
-        )
-        item = Item("tools", (), [{"role": "user", "content": question}], calls=calls)
-        if kind == "result":
-            nouns = {tool.name: tool.noun.split()[-1] for tool in offered}
-            add_results(item, lambda name: _result(draw, nouns[name]))
-    if system := draw.one(SYSTEM):
-        item.messages.insert(0, {"role": "system", "content": system})
-    item.tools = [tool.schema for tool in offered]
-    item.keys = tuple(tool.name for tool in offered)
-    item.variant = kind
+        question, item.calls = _asked(draw, tools, kind == "two" or (kind == "result" and draw.chance(0.4)))
+    item.messages.append({"role": "user", "content": question})
+    if kind == "result":
+        fields = {tool.name: tool.fields for tool in tools}
+        _add_results(item, lambda name: _result(draw, fields[name]))
+    elif kind == "two" and len(item.calls) == 1:
+        item.variant = "one"
     item.thinking = draw.chance(0.7)
     return item
+
+
+def _tool(draw: Draw) -> Tool:
+    return everyday_tool(draw) if draw.chance(0.6) else tool_of_words(draw)
 
 
 def _different_tools(draw: Draw, count: int) -> list[Tool]:
     tools: list[Tool] = []
     while len(tools) < count:
-        tool = new_tool(draw)
-        same = [t for t in tools if t.name == tool.name or t.noun == tool.noun]
-        if not same:
+        tool = _tool(draw)
+        if not any(tool.name == other.name or _words(tool) & _words(other) for other in tools):
             tools.append(tool)
     return tools
 
 
-def _asked(draw: Draw, tools: list[Tool], count: int) -> tuple[str, list[dict[str, Any]], list[Tool]]:
-    """Return a request for one or two calls, the calls, and the tools in the order they are offered."""
-    first = tools[0]
-    said, arguments = request(draw, first, first.parameters)
+def _asked(draw: Draw, tools: list[Tool], twice: bool) -> tuple[str, list[dict[str, Any]]]:
+    """Return a request for one or two calls, and the calls; one where the only tool takes nothing."""
+    first, *others = draw.some(tools, min(len(tools), 2))
+    if twice and (not others or draw.chance(0.4)):
+        said, both = first.ask_twice(draw)
+        if both[0] != both[1]:
+            return _spoken(draw, said), [{"name": first.name, "arguments": arguments} for arguments in both]
+    said, (arguments,) = first.ask(draw)
     calls = [{"name": first.name, "arguments": arguments}]
-    if count == 2:
-        second = tools[1] if len(tools) > 1 and draw.chance(0.6) else first
-        more, others = request(draw, second, again(draw, second))
-        calls.append({"name": second.name, "arguments": others})
-        said = draw.one(BOTH).format(a=said, b=more)
-    return _spoken(draw, said), calls, draw.some(tools, len(tools))
+    if not twice or not others:
+        return _spoken(draw, said), calls
+    more, (arguments,) = others[0].ask(draw)
+    calls.append({"name": others[0].name, "arguments": arguments})
+    if _asks(said) != _asks(more) or draw.chance(0.2):
+        return f"{_ended(_spoken(draw, said))} {_spoken(draw, more)}", calls
+    return _spoken(draw, draw.one(BOTH).format(a=said.rstrip("?"), b=more)), calls
 
 
 def _spoken(draw: Draw, said: str) -> str:
-    if said.startswith("what is"):
-        return said[:1].upper() + said[1:] + "?" if draw.chance(0.8) else said
-    return draw.one(POLITE).format(r=said, R=said[:1].upper() + said[1:])
+    """Return a request as a sentence."""
+    patterns = _QUESTION if _asks(said) else _PLAIN if said.startswith(("I ", "we ")) else POLITE
+    said = said.rstrip("?")
+    return draw.one(patterns).format(r=said, R=said[:1].upper() + said[1:])
+
+
+def _asks(said: str) -> bool:
+    return said.split()[0] in _ASKING
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "?")) else f"{sentence}."
 
 
 def _unanswerable(draw: Draw, tools: list[Tool]) -> tuple[str, str]:
     """Return a question that none of the tools answers, and what is said instead."""
     if draw.chance(0.3):
-        return other_question(draw)
-    missing = new_tool(draw)
-    while any(set(missing.noun.split()) & set(tool.noun.split()) for tool in tools):
-        missing = new_tool(draw)
-    return _spoken(draw, request(draw, missing, missing.parameters)[0]), NO_TOOL
+        return _other_question(draw)
+    missing = _tool(draw)
+    while any(_words(missing) & _words(tool) for tool in tools):
+        missing = _tool(draw)
+    return _spoken(draw, missing.ask(draw)[0]), NO_TOOL
 
 
-def other_question(draw: Draw) -> tuple[str, str]:
+def _words(tool: Tool) -> set[str]:
+    return {word for topic in tool.topics for word in topic.split()}
+
+
+def _other_question(draw: Draw) -> tuple[str, str]:
     """Return a question that is for the model and no tool, with its answer."""
     asked = draw.one((small_talk, engine_facts)).make(draw)
     if asked.variant == "world":
@@ -109,7 +154,7 @@ def other_question(draw: Draw) -> tuple[str, str]:
     return asked.messages[0]["content"], asked.answer
 
 
-def add_results(item: Item, told: Callable[[str], tuple[str, str]]) -> None:
+def _add_results(item: Item, told: Callable[[str], tuple[str, str]]) -> None:
     """Let the calls of an item be made: `told` returns a tool's message and the sentence that tells it, for its name."""
     made = [{"type": "function", "function": call} for call in item.calls]
     item.messages.append({"role": "assistant", "content": "", "tool_calls": made})
@@ -119,31 +164,29 @@ def add_results(item: Item, told: Callable[[str], tuple[str, str]]) -> None:
     item.answer = " ".join(answer for _, answer in results)
 
 
-def outcome(draw: Draw, kind: int, thing: str) -> tuple[str, str] | None:
-    """Return what a tool says that has nothing to tell of the thing, and the sentence for it; None but for kinds 0, 1."""
+def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
+    """Return what a tool gives back and the sentence that tells it."""
+    kind = draw.number(0, 9)
     if kind == 0:
         return json.dumps({draw.one(("status", "result")): draw.one(DONE)}), "Done."
     if kind == 1:
-        fault = draw.one(("not found", "no access", "too late", f"unknown {thing}", f"no {thing}"))
+        fault = draw.one(("not found", "no access", "too late", f"unknown {fields[0]}", f"no {fields[0]}"))
         return json.dumps({"error": fault}), f"The tool failed: {fault}."
-    return None
+    if kind == 2:
+        said = f"{draw.one((new_name(draw), str(draw.number(1, 99)), draw.one(_STATES)))} {draw.one(_STATES)}"
+        return said, f"The tool says: {said}."
+    others = (new_word(draw), "sky", "owner", "place", "size", "level", "state", "wind_speed", "next_step")
+    names = draw.some(fields, min(len(fields), draw.number(1, 3)))
+    names = list(dict.fromkeys([*names, draw.one(others), draw.one(others)]))[: draw.number(1, 4)]
+    result = {name: _told(draw) for name in names}
+    return json.dumps(result), _sentence({name.replace("_", " "): value for name, value in result.items()})
 
 
-def sentence(facts: Mapping[str, object]) -> str:
+def _sentence(facts: Mapping[str, object]) -> str:
     """Return the sentence that tells what a tool found."""
     parts = [f"the {name} is {value}" for name, value in facts.items()]
     text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def _result(draw: Draw, noun: str) -> tuple[str, str]:
-    """Return what a tool gives back and the sentence that tells it."""
-    if (short := outcome(draw, draw.number(0, 9), noun)) is not None:
-        return short
-    names = [noun, *(draw.one((new_word(draw), "sky", "owner", "place", "size", "level", "state")) for _ in range(2))]
-    names = list(dict.fromkeys(names))[: draw.number(1, 3)]
-    result = {name: _told(draw) for name in names}
-    return json.dumps(result), sentence(result)
 
 
 def _told(draw: Draw) -> str | int | float:
@@ -153,5 +196,7 @@ def _told(draw: Draw) -> str | int | float:
     if kind == 2:
         return draw.number(1, 999) / 10
     if kind == 3:
-        return draw.one([*COLOURS, *WEEKDAYS, "sunny", "cloudy", "rainy", "open", "closed", "ready", "busy"])
-    return new_name(draw)
+        return draw.one([*COLOURS, *WEEKDAYS, *CITIES, *_STATES])
+    return draw.one(
+        (new_name(draw), f"{draw.number(0, 23)}:{draw.number(0, 59):02}", f"{draw.number(1, 99)} {new_word(draw)}")
+    )
