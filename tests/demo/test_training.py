@@ -118,7 +118,7 @@ def test_conversations_that_begin_alike_are_learnt_as_if_each_stood_alone(small_
 
 
 def test_a_row_says_each_branch_behind_the_common_beginning(small_chat):
-    items = next(group for group in training_groups(0, 1, 12) if len(group) == 3)
+    items = next(group for group in training_groups(0, 1, 60) if len(group) == 3)
     row = small_chat.row(items)
     begun = row.branches.count(0)
     for branch, item in enumerate(items, 1):
