@@ -92,7 +92,7 @@ def train(out: Path, plan: Plan, shape: Shape, threads: int = 1, compiles: bool 
     bar = tqdm(range(begun, plan.steps), initial=begun, total=plan.steps, unit="step", disable=quiet, mininterval=2)
     for step in bar:
         started = time.monotonic()
-        loss, num_tokens = workers.gradients(step) if workers else step_gradients(model, rows(step), compute)
+        loss, num_tokens = workers.gradients() if workers else step_gradients(model, rows(step), compute)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:

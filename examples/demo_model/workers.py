@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Final
 
 import torch
@@ -43,25 +44,27 @@ class Workers:
         self._model = model
         model.share_memory()
         context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = []
         self._links: list[Connection] = []
         self._gradients: list[list[Tensor]] = []
         for number in range(count):
             ours, theirs = context.Pipe()
             gradients = [_shared(parameter) for parameter in model.parameters()]
             work = (theirs, model, gradients, rows, begin, number, count, compiles)
-            context.Process(target=_work, args=work, daemon=True).start()
+            self._processes.append(context.Process(target=_work, args=work, daemon=True))
+            self._processes[-1].start()
             theirs.close()
             self._links.append(ours)
             self._gradients.append(gradients)
 
-    def gradients(self, step: int) -> tuple[float, int]:
-        """Leave the gradient of the mean loss of a step's learnt tokens in the model; return the loss and the number of
-        its tokens, learnt or not. Steps follow each other."""
-        for link in self._links:
-            link.send(step)
+    def gradients(self) -> tuple[float, int]:
+        """Leave the gradient of the mean loss of the next step's learnt tokens in the model; return the loss and the
+        number of the step's tokens, learnt or not."""
         try:
+            for link in self._links:
+                link.send(None)
             answers: list[tuple[float, int]] = [link.recv() for link in self._links]
-        except EOFError as error:
+        except (EOFError, OSError) as error:
             raise RuntimeError(
                 "A process that computes gradients has died, killed or out of memory. The same command goes on from the "
                 "last checkpoint; --threads 1 needs no such processes."
@@ -74,6 +77,8 @@ class Workers:
         """End the processes."""
         for link in self._links:
             link.close()
+        for process in self._processes:
+            process.join()
 
 
 def step_gradients(model: DemoModel, rows: list[Row], compute: Compute = PLAIN) -> tuple[float, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ from examples.demo_model.layout import IGNORED, make_layout, plain_row
 from examples.demo_model.mix import training_groups
 from examples.demo_model.model import DemoModel, Shape, load_model, save_model
 from examples.demo_model.muon import orthogonal
-from examples.demo_model.train import CHECKPOINT, Plan, rate, train
-from examples.demo_model.workers import batches_of, step_gradients
+from examples.demo_model.train import CHECKPOINT, Plan, rate, step_rows, train
+from examples.demo_model.workers import Workers, batches_of, step_gradients
 
 ROOT = Path(__file__).parents[2]
 TINY = Shape(
@@ -63,6 +65,17 @@ def test_a_finished_run_is_not_trained_again(trained):
 def test_two_threads_learn_the_same(trained, tmp_path):
     _, loss = trained
     assert train(tmp_path, PLAN, TINY, threads=2, quiet=True) == pytest.approx(loss, rel=1e-2)
+
+
+def test_a_process_that_was_killed_is_told(trained):
+    model = DemoModel(TINY)
+    workers = Workers(model, partial(step_rows, str(trained[0] / "model"), PLAN), begin=0, count=2, compiles=False)
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    children[0].kill()
+    with pytest.raises(RuntimeError, match="has died"):
+        workers.gradients()
+    workers.close()
 
 
 def test_a_few_steps_lower_the_loss(tmp_path):

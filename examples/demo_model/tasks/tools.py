@@ -12,7 +12,7 @@ from examples.demo_model.tasks import engine_facts, small_talk
 from examples.demo_model.words import CITIES, COLOURS, WEEKDAYS, new_name, new_word
 
 NO_TOOL: Final = "None of my tools can do that."
-POLITE: Final = (
+_POLITE: Final = (
     "{r}",
     "{r}.",
     "{R}.",
@@ -30,7 +30,7 @@ _QUESTION: Final = ("{R}?", "{R}?", "{R}?", "{R}?", "{r}?", "{r}", "Please tell 
 _ASKING: Final = frozenset(
     ("what", "what's", "how", "is", "are", "will", "do", "does", "did", "when", "where", "which", "who", "can", "am")
 )
-SYSTEM: Final = (
+_SYSTEM: Final = (
     "",
     "",
     "",
@@ -38,8 +38,8 @@ SYSTEM: Final = (
     "Use the tools when they fit.",
     "You are an assistant with tools.",
 )
-KINDS: Final = ("one", "one", "one", "two", "two", "two", "none", "none", "result")
-DONE: Final = ("ok", "done", "success")
+_KINDS: Final = ("one", "one", "one", "two", "two", "two", "none", "none", "result")
+_DONE: Final = ("ok", "done", "success")
 _STATES: Final = (
     "sunny",
     "cloudy",
@@ -64,8 +64,8 @@ def make(draw: Draw, kind: str | None = None) -> Item:
 def together(draw: Draw, count: int, kind: str | None = None) -> list[Item]:
     """Return requests to the same tools, in conversations of their own."""
     tools = _different_tools(draw, draw.one((1, 1, 1, 2, 2, 3, 4)))
-    system = draw.one(SYSTEM)
-    return [_item(draw, tools, system, kind or draw.one(KINDS)) for _ in range(count)]
+    system = draw.one(_SYSTEM)
+    return [_item(draw, tools, system, kind or draw.one(_KINDS)) for _ in range(count)]
 
 
 def _item(draw: Draw, tools: list[Tool], system: str, kind: str) -> Item:
@@ -119,7 +119,7 @@ def _asked(draw: Draw, tools: list[Tool], twice: bool) -> tuple[str, list[dict[s
 
 def _spoken(draw: Draw, said: str) -> str:
     """Return a request as a sentence."""
-    patterns = _QUESTION if _asks(said) else _PLAIN if said.startswith(("I ", "we ")) else POLITE
+    patterns = _QUESTION if _asks(said) else _PLAIN if said.startswith(("I ", "we ")) else _POLITE
     said = said.rstrip("?")
     return draw.one(patterns).format(r=said, R=said[:1].upper() + said[1:])
 
@@ -168,7 +168,7 @@ def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
     """Return what a tool gives back and the sentence that tells it."""
     kind = draw.number(0, 9)
     if kind == 0:
-        return json.dumps({draw.one(("status", "result")): draw.one(DONE)}), "Done."
+        return json.dumps({draw.one(("status", "result")): draw.one(_DONE)}), "Done."
     if kind == 1:
         fault = draw.one(("not found", "no access", "too late", f"unknown {fields[0]}", f"no {fields[0]}"))
         return json.dumps({"error": fault}), f"The tool failed: {fault}."
