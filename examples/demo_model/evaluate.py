@@ -38,7 +38,7 @@ def main() -> None:
     """Print the table, and the wrong answers if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(SHIPPED), help="folder of the model, default the shipped one")
-    parser.add_argument("--items", type=int, default=400, help="items per skill")
+    parser.add_argument("--items", type=int, default=1000, help="items per skill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--skill", choices=list(SKILLS), action="append", help="only these; may be repeated")

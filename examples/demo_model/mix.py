@@ -23,13 +23,13 @@ from examples.demo_model.tasks import (
 
 SKILLS: Final = {
     "arithmetic": (arithmetic, 0.09),
-    "tools": (tools, 0.47),
+    "tools": (tools, 0.38),
     "json": (json_extract, 0.11),
-    "lists": (lists, 0.12),
-    "rules": (rules, 0.09),
+    "lists": (lists, 0.17),
+    "rules": (rules, 0.12),
     "recall": (recall, 0.03),
     "engine": (engine_facts, 0.03),
-    "repeat": (repeat, 0.04),
+    "repeat": (repeat, 0.05),
     "small talk": (small_talk, 0.02),
 }
 """Each skill's task and its share of the conversations."""

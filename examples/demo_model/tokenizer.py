@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -17,6 +19,7 @@ CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """One token each, and part of the text: what parsers look for."""
 SCHEMA: Final = (
+    '{"type": "function", "function": {"description": "',
     '{"type": "function", "function": {"name": "',
     '", "description": "',
     '", "parameters": {"type": "object", "properties": {',
@@ -25,30 +28,50 @@ SCHEMA: Final = (
     '"}}, "required": ["',
 )
 """The wording of tool schemas, which the model reads and never writes: one token each, which halves such prompts."""
-# Only lower-case words take the space before them: a name is the same tokens behind a space and behind a quote.
-PATTERN: Final = (
-    r"\p{N}| ?\p{Ll}+|\p{Lu}\p{Ll}+|\p{Lu}+(?!\p{Ll})|[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s*\n+|\s+(?!\S)|\s+"
-)
+_PATTERN: Final = r"\p{{N}}|{space}\p{{Ll}}+|\p{{Lu}}\p{{Ll}}+|\p{{Lu}}+(?!\p{{Ll}})|[\p{{L}}\p{{M}}]+| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+|\s*\n+|\s+(?!\S)|\s+"
+_SPACE: Final = "Ġ"
+"""How byte-level BPE writes a space."""
+_BEHIND_SPACES: Final = 0.2
+"""Share of the vocabulary that is a space and a word."""
 
 
 def train_tokenizer(vocab_size: int, seed: int, steps: int = 60, step_items: int = 250) -> Tokenizer:
-    """Return a tokenizer learnt from the first conversations of the training data."""
-    tokenizer = Tokenizer(models.BPE())
+    """Return a tokenizer learnt from the first conversations of the training data.
+
+    Words are learnt without the space before them. The commonest lower-case ones are joined to it afterwards, as last
+    merges, so an invented word is cut alike behind a space, a quote and an underscore, and can be copied.
+    """
+    texts = list(_texts(seed, steps, step_items))
+    num_joined = int(vocab_size * _BEHIND_SPACES)
+    tokenizer = _byte_level(models.BPE(), space="")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - num_joined - len(CONTROL) - len(MARKERS) - len(SCHEMA),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    learnt = json.loads(tokenizer.to_str())["model"]
+    vocab, merges = learnt["vocab"], [tuple(pair) for pair in learnt["merges"]]
+    counts = Counter(word for text in texts for word in re.findall("(?<= )[a-z]+", text))
+    for word in [word for word, _ in counts.most_common() if word in vocab][:num_joined]:
+        merges.append((_SPACE, word))
+        vocab[_SPACE + word] = len(vocab)
+    tokenizer = _byte_level(models.BPE(vocab=vocab, merges=merges), space=" ?")
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*MARKERS, *SCHEMA)])
+    return tokenizer
+
+
+def _byte_level(model: Any, space: str) -> Tokenizer:
+    """Return a tokenizer of whole words; `space` says what a lower-case one takes with it."""
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.Split(Regex(_PATTERN.format(space=space)), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(CONTROL) - len(MARKERS) - len(SCHEMA),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_texts(seed, steps, step_items), trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*MARKERS, *SCHEMA)])
     return tokenizer
 
 
@@ -72,7 +95,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {"eos_token_id": token_id(tokenizer, END), "pad_token_id": token_id(tokenizer, "<|endoftext|>")}
 
 
-def _texts(seed: int, steps: int, step_items: int) -> Iterable[str]:
+def _texts(seed: int, steps: int, step_items: int) -> Iterator[str]:
     chat = Chat()
     for step in range(steps):
         for item in training_items(seed, step, step_items):

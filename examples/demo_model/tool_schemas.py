@@ -115,6 +115,8 @@ NOUNS: Final = [
     "weather",
     "wind",
 ]
+_TELLS_NOTHING: Final = 11
+"""The style of names that are an invented word."""
 _WHOSE: Final = ("car", "house", "city", "team", "office", "school", "phone", "shop")
 
 
@@ -142,13 +144,20 @@ class Tool:
 
 def new_tool(draw: Draw) -> Tool:
     """Return a tool whose name lies on the draw's side of the split."""
-    style = draw.number(0, 11)  # before the split, so that both sides have as many names of each style
+    style = draw.number(0, _TELLS_NOTHING)  # before the split, so that both sides have as many names of each style
     verb, noun, name = draw.own(lambda: _named(draw, style), lambda named: named[2])
     parameters = _parameters(draw)
     required = [p.name for p in parameters if p.required]
     return Tool(
         name,
-        schema(draw, name, _description(draw, verb, noun), {p.name: p.schema for p in parameters}, required),
+        schema(
+            draw,
+            name,
+            _description(draw, verb, noun),
+            {p.name: p.schema for p in parameters},
+            required,
+            tells=style != _TELLS_NOTHING,
+        ),
         verb,
         noun,
         parameters,
@@ -189,9 +198,7 @@ def _name(draw: Draw, style: int, verb: str, noun: str) -> str:
         return verb + "".join(part.capitalize() for part in parts)
     if style <= 9:
         return "_".join([*parts, verb])
-    if style == 10:
-        return f"{new_word(draw)}_{parts[-1]}"
-    return new_word(draw)
+    return new_word(draw) if style == _TELLS_NOTHING else f"{new_word(draw)}_{parts[-1]}"
 
 
 def _description(draw: Draw, verb: str, noun: str) -> str:
@@ -202,16 +209,21 @@ def _description(draw: Draw, verb: str, noun: str) -> str:
 
 
 def schema(
-    draw: Draw, name: str, description: str, properties: dict[str, dict[str, Any]], required: list[str]
+    draw: Draw,
+    name: str,
+    description: str,
+    properties: dict[str, dict[str, Any]],
+    required: list[str],
+    tells: bool = True,
 ) -> dict[str, Any]:
-    """Return a tool's description as a chat request has it."""
+    """Return a tool as a chat request has it; one whose name tells what it is for may lack a description."""
     body: dict[str, Any] = {"type": "object", "properties": properties}
     if required or draw.chance(0.5):
         body["required"] = required
     if draw.chance(0.1):
         body["additionalProperties"] = False
     function: dict[str, Any] = {"name": name, "description": description, "parameters": body}
-    if draw.chance(0.05):
+    if draw.chance(0.05) and tells:
         del function["description"]
     if draw.chance(0.05):
         function["parameters"] = dict(reversed(body.items()))

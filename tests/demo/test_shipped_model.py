@@ -85,4 +85,4 @@ def test_the_whole_table_is_reached(demo_llm):
     scores = score(items, answers(demo_llm, items))
     for (skill, line), target in TARGETS.items():
         right, count = scores[skill][line]
-        assert 100 * right / count >= target - 3, skill  # its card says where it misses a target
+        assert 100 * right / count >= target - 2, skill

@@ -11,6 +11,7 @@ from examples.demo_model.chat import END, TEMPLATE, completion
 from examples.demo_model.items import Draw
 from examples.demo_model.mix import training_items
 from examples.demo_model.tasks import arithmetic, tools
+from examples.demo_model.words import new_word
 
 CALL = {"type": "function", "function": {"name": "get_time", "arguments": {"city": "Oslo"}}}
 CONVERSATION = [
@@ -75,6 +76,39 @@ def test_training_renders_what_transformers_renders(small_chat, transformers_tok
             **({} if item.thinking else {"enable_thinking": False}),
         )
         assert small_chat.prompt(item) == theirs
+
+
+def test_a_tool_is_described_before_it_is_named(small_chat):
+    given = {
+        "parameters": {"type": "object", "properties": {}},
+        "strict": True,
+        "name": "get_time",
+        "description": "Time",
+    }
+    shown = (
+        '{"type": "function", "function": {"description": "Time", "name": "get_time", '
+        '"parameters": {"type": "object", "properties": {}}, "strict": true}}\n'
+    )
+    asked = [{"role": "user", "content": "Hi"}]
+    assert shown in small_chat.render(asked, [{"type": "function", "function": given}], generate=True)
+    assert shown in small_chat.render(asked, [given], generate=True)
+    bare = small_chat.render(asked, [{"type": "function", "function": {"name": "get_time"}}], generate=True)
+    assert '"function": {"name": "get_time"}}\n' in bare
+
+
+def test_an_invented_word_is_the_same_tokens_behind_a_space_a_quote_and_an_underscore(small_tokenizer):
+    def pieces(before: str, word: str) -> list[str]:
+        tokens = small_tokenizer.encode(f"{before}{word}").tokens
+        return tokens[len(small_tokenizer.encode(before).tokens) :]
+
+    draw = Draw(random.Random(8), evaluation=True)
+    alike = 0
+    for _ in range(300):
+        word = new_word(draw)
+        assert pieces('"', word) == pieces("get_", word)
+        alike += pieces('"', word) == pieces("the ", word)
+    assert alike > 250  # but where a word begins with a common one: " the" + "rom"
+    assert small_tokenizer.encode("find the city").tokens[-2:] == ["Ġthe", "Ġcity"]
 
 
 @pytest.mark.parametrize("task", [arithmetic, tools])
