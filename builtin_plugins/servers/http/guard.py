@@ -22,6 +22,7 @@ from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, desc
 from builtin_plugins.servers.http.limits import Limits
 from builtin_plugins.servers.http.turnstile import Turnstile
 from core.api import HttpStats, ServerActivity
+from core.text.places import Places
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
@@ -47,8 +48,8 @@ class Guard:
         self._keys = tuple(_digest(key.encode()) for key in api_keys)
         self._door = Door(limits)
         self._turnstile = Turnstile()
-        self._reading = asyncio.Lock()
-        """Held by the one request whose large body is being parsed."""
+        self._reading = Places(1)
+        """For the one request whose large body is being parsed."""
         self._public = frozenset(public_paths)
         self._request_id_headers = request_id_headers
         self._template_of = template_of
