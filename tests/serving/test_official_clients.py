@@ -128,6 +128,24 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
     assert again.content[0].text == "It is sunny."
 
 
+def test_a_long_conversation_is_interrupted_and_taken_up_again(claude: anthropic.Anthropic) -> None:
+    system = "Be kind. " * 2_500  # a token for each byte
+    said: Any = [{"role": "user", "content": "x" * 5_000}]
+    with claude.messages.stream(model="demo", max_tokens=9_000, messages=said, system=system) as stream:
+        begun = "".join(piece for piece, _ in zip(stream.text_stream, range(3), strict=False))
+    said += [{"role": "assistant", "content": begun}, {"role": "user", "content": "Go on."}]
+    again = claude.messages.create(model="demo", max_tokens=100, messages=said, system=system)
+    assert again.content[0].type == "text"
+    assert again.content[0].text == "Go on."
+    assert again.usage.input_tokens > len(system)
+
+
+def test_models_are_listed(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+    (model,) = claude.models.list()
+    assert (model.id, model.display_name, model.type) == ("demo", "demo", "model")
+    assert [card.id for card in client.models.list()] == ["demo"]
+
+
 def test_refusals_of_messages_are_anthropics(claude: anthropic.Anthropic) -> None:
     said: Any = [{"role": "user", "content": "hello"}]
     searches: Any = {"type": "web_search_20250305", "name": "web_search"}

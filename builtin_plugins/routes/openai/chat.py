@@ -111,6 +111,8 @@ class ChatCompletions:
         kwargs = dict(fields.chat_template_kwargs)
         if fields.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+        if fields.documents:
+            kwargs["documents"] = fields.documents
         return Conversation(
             messages=fields.messages,
             tools=fields.tools,

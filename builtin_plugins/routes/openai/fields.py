@@ -67,6 +67,8 @@ class ChatFields(CommonFields, kw_only=True):
     """Most tokens of thoughts; then they are ended and the answer begins."""
     reasoning_effort: Small | None = None
     """Handed to the chat template."""
+    documents: list[dict[str, Any]] = []
+    """Likewise, where it shows them."""
 
 
 WITHOUT_EFFECT: Final = (
@@ -87,7 +89,6 @@ _MEDIA = "is not served: this engine takes and gives text"
 UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "audio": ((), _MEDIA),
     "best_of": ((1,), "is not served; ask for `n` sequences and choose among them"),
-    "documents": (([],), "is not served; put them into the messages"),
     "function_call": (("none",), "is OpenAI's former name; use `tools` and `tool_choice`"),
     "functions": (([],), "is OpenAI's former name; use `tools`"),
     "guided_choice": ((), _GUIDED.format("choice")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -56,7 +57,9 @@ class OpenAIRoutes:
         return await self._chat(request)
 
     async def _models(self, request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in shown_names(self._engine)]})
+        names = shown_names(self._engine)
+        ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}  # for Anthropic's clients
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in names], **ends})
 
     async def _model(self, request: Request) -> JSONResponse:
         return JSONResponse(self._card(check_model(self._engine, request.path_params["model"])))
@@ -71,4 +74,8 @@ class OpenAIRoutes:
             "parent": None,
             "max_model_len": self._engine.max_model_len,
             "permission": [],
+            "type": "model",  # this and what follows is for Anthropic's clients
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "max_input_tokens": self._engine.max_model_len,
         }
