@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from builtin_plugins.routes.body import CONTEXTS, client_of, handed_over, read_request
+from builtin_plugins.routes.many import gathered
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
     AnswerOptions,
@@ -155,7 +156,7 @@ class Completions:
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
         usage = Usage(self._options.cached_details)
-        outputs = await _all([last(run) for run in self._run(job)])
+        outputs = await gathered(last(run) for run in self._run(job))
         choices = []
         for i, output in enumerate(outputs):
             usage.count(i, output)
@@ -260,17 +261,3 @@ def _not_empty(prompt: Any) -> Any:
     if not prompt:
         raise InvalidRequest("prompt", "is empty; give a text or token ids.")
     return prompt
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
-    """Return every result, or raise the first exception with the others cancelled."""
-    tasks = []
-    try:
-        for one in work:
-            tasks.append(asyncio.ensure_future(one))
-            await asyncio.sleep(0)  # a thousand that begin at once would hold up every other stream
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
