@@ -60,9 +60,13 @@ def test_a_width_of_one_is_greedy(llm):
 
     greedy = llm.generate(PROMPTS, SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
     found = llm.beam_search(PROMPTS, BeamSearchParams(1, 8, ignore_eos=True), concurrency_limit=2)
-    assert [f.sequences[0].tokens for f in found] == [p + o.outputs[0].token_ids for p, o in zip(PROMPTS, greedy, strict=True)]
+    assert [f.sequences[0].tokens for f in found] == [
+        p + o.outputs[0].token_ids for p, o in zip(PROMPTS, greedy, strict=True)
+    ]
     assert found[0].sequences[0].finish_reason == "length"
-    total = sum(each[t].logprob for each, t in zip(found[0].sequences[0].logprobs, greedy[0].outputs[0].token_ids, strict=True))
+    total = sum(
+        each[t].logprob for each, t in zip(found[0].sequences[0].logprobs, greedy[0].outputs[0].token_ids, strict=True)
+    )
     assert math.isclose(found[0].sequences[0].cum_logprob, total, rel_tol=1e-5)
 
 

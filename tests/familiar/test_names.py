@@ -70,7 +70,8 @@ def test_an_engine_that_serves_is_made_of_its_settings():
         return [o async for o in engine.generate("works", SamplingParams(max_tokens=20), "r")][-1].outputs[0].text
 
     assert asyncio.run(ask()) == "works"
-    assert engine.is_running and not engine.errored
+    assert engine.is_running
+    assert not engine.errored
     engine.shutdown()
     assert engine.errored
 
@@ -80,10 +81,13 @@ def test_what_was_counted_is_told_as_objects():
         llm.generate(["one", "three"], SamplingParams(max_tokens=20))
         found = {metric.name: metric for metric in llm.get_metrics()}
     generated, running = found["engine_generation_tokens"], found["engine_num_requests_running"]
-    assert isinstance(generated, Counter) and generated.value == 10  # a letter is a token, and each has an end
-    assert isinstance(running, Gauge) and running.value == 0
+    assert isinstance(generated, Counter)
+    assert generated.value == 10
+    assert isinstance(running, Gauge)
+    assert running.value == 0
     sizes = found["engine_request_prompt_tokens"]
-    assert isinstance(sizes, Histogram) and (sizes.count, sizes.sum, sizes.buckets["+Inf"]) == (2, 8, 2)
+    assert isinstance(sizes, Histogram)
+    assert (sizes.count, sizes.sum, sizes.buckets["+Inf"]) == (2, 8, 2)
     assert sizes.labels == {"engine": "0", "model_name": "scripted:"}
 
 
@@ -97,7 +101,7 @@ def test_a_function_is_given_the_model_and_ranks_only_calls_of_features():
         assert llm.apply_model(lambda model: model.vocab_size) == [llm.core.executor.worker.model.vocab_size]
         with pytest.raises(InvalidRequest, match="not a function"):
             llm.collective_rpc(lambda worker: 1)
-        with pytest.raises(InvalidRequest, match="'nobody.listens'"):
+        with pytest.raises(InvalidRequest, match=r"'nobody\.listens'"):
             llm.collective_rpc("nobody.listens", args=(b"1",))
         with pytest.raises(InvalidRequest, match="one bytes object"):
             llm.collective_rpc("nobody.listens", kwargs={"a": 1})
