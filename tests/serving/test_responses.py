@@ -210,6 +210,8 @@ def test_only_allowed_tools_are_shown(make_api):
         ({"tools": [{"type": "function", "name": "a", "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name"),
         ({"tools": [ADD], "tool_choice": {"type": "hosted"}}, "tool_choice.type"),
+        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "required"}}, "tool_choice.tools"),
+        ({"tools": [ADD], "tool_choice": "often"}, "tool_choice"),
         ({"said": []}, "input"),
         ({"said": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
         ({"said": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
@@ -313,6 +315,16 @@ def test_what_is_not_complete_is_not_there_yet():
         return early, await store.get("resp_1")
 
     assert asyncio.run(found()) == (None, Kept({"id": "resp_1"}, [{"text": "x"}]))
+
+
+def test_half_characters_are_answered(api):
+    for path, body in (
+        ("responses", b'{"input": "\\ud800", "instructions": "\\udfff"}'),
+        ("responses", b'{"input": [{"role": "user", "content": "\\ud800"}]}'),
+        ("messages", b'{"max_tokens": 5, "messages": [{"role": "user", "content": "\\ud800"}]}'),
+    ):
+        reply = api.call("POST", f"/v1/{path}", content=body, headers={"content-type": "application/json"})
+        assert reply.status_code in (200, 400), reply.text
 
 
 def test_a_chain_with_a_gap_is_none():

@@ -43,8 +43,23 @@ class Tool(msgspec.Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+
+
+class Allowed(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool that may be called."""
+
+    type: Small
+    name: Small | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Which tools are to be called."""
+
+    type: Small
+    name: Small | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[Allowed] | None = None
 
 
 class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -61,9 +76,9 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
+    name: Small | None = None
     schema: dict[str, Any] | None = None
-    description: str | None = None
+    description: Annotated[str, msgspec.Meta(max_length=16_384)] | None = None
     strict: bool | None = None
 
 
@@ -94,7 +109,7 @@ class InputFields(EngineFields, kw_only=True):
     instructions: str | None = None
     previous_response_id: Small | None = None
     tools: list[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
     text: TextConfig | None = None

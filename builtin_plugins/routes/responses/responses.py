@@ -286,7 +286,7 @@ def _response(fields: ResponsesFields, model: str, turn: Turn) -> dict[str, Any]
         "store": fields.store,
         "temperature": turn.sampling.temperature,
         "text": {"format": {"type": "text"}} | msgspec.to_builtins(fields.text or {}),
-        "tool_choice": fields.tool_choice,
+        "tool_choice": msgspec.to_builtins(fields.tool_choice),
         "tools": [_tool(tool) for tool in fields.tools if tool.type not in LEFT_OUT],
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": turn.sampling.top_p,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -39,13 +40,15 @@ class ResponseStore:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         try:
+            if path:  # what is said is for nobody else on this machine
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS responses "
                 "(number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, size INTEGER NOT NULL, input BLOB NOT NULL, response BLOB)"
             )
             (self._num_bytes,) = self._database.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"--responses-store {path} cannot be used: {error}; give a file that can be written."
             ) from error
