@@ -31,9 +31,11 @@ from builtin_plugins.routes.responses.fields import (
 )
 from builtin_plugins.routes.responses.kept import KeptResponses, as_json, said
 from builtin_plugins.routes.responses.reading import (
+    MOST_REFERENCES,
     as_written,
     items_of,
     messages_of,
+    references,
     response_format,
     template_kwargs,
 )
@@ -156,7 +158,10 @@ class Responses:
         """Return what a request asks, in the words that all protocols share, and the items of its input."""
         previous = fields.previous_response_id
         chain = await self._kept.chain(previous, "previous_response_id") if previous else []
-        items, messages = await asyncio.to_thread(_read, fields, chain)
+        referred = references(fields.input)
+        if len(referred) > MOST_REFERENCES:
+            raise InvalidRequest("input", f"refers to {len(referred)} items, at most {MOST_REFERENCES} are looked for.")
+        items, messages = await asyncio.to_thread(_read, fields, chain, await self._store.items(referred))
         asked = Conversation(
             messages=messages,
             tools=tools.functions,
@@ -243,9 +248,11 @@ class Responses:
             await self._store.end(job.writer.response)
 
 
-def _read(fields: InputFields, chain: list[Kept]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _read(
+    fields: InputFields, chain: list[Kept], kept: Mapping[str, dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the items of a request, and the messages that they make behind those of earlier ones."""
-    items = items_of(fields.input)
+    items = items_of(fields.input, kept)
     return items, messages_of(fields.instructions, [*said(chain), *items])
 
 
