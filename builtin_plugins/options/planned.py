@@ -152,10 +152,8 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     },
     "This setting of the HTTP server": {
         "middleware": (list[str], []),
-        "enable_tokenizer_info_endpoint": (bool, False),
         "enable_log_outputs": (bool, False),
         "log_error_stack": (bool, False),
-        "tokens_only": (bool, False),
     },
 }
 """What is missing, and the options that belong to it: name to (type, default)."""

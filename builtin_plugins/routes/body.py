@@ -70,10 +70,7 @@ async def read_request(
     """Read a JSON body into `struct`; `others` are fields known besides the struct's own, `num_tokens` how many token ids
     it may well hold.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind and kind != "application/json" and not kind.endswith("+json"):
-        raise HTTPException(415, f"the body must be JSON: send Content-Type: application/json, not {kind}.")
-    body = await _body_of(request)
+    body = await read_body(request)
 
     def read() -> Parsed[T]:
         return parse(decode(body), struct, others, strict=strict)
@@ -99,8 +96,11 @@ def handed_over(request: Request) -> None:
         tell()
 
 
-async def _body_of(request: Request) -> bytes:
-    """Return the body, which the request itself does not keep."""
+async def read_body(request: Request) -> bytes:
+    """Return the body, which the request itself does not keep. Raises `HTTPException` for one that is said to be no JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise HTTPException(415, f"the body must be JSON: send Content-Type: application/json, not {kind}.")
     return b"".join([part async for part in request.stream()])
 
 

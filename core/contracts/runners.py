@@ -130,8 +130,10 @@ class StageParts:
 class Calls(Protocol):
     """What `LLM` offers under these names, of a runner that does not generate; parameters and options are its own."""
 
-    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> list[tuple[Prompt, PoolingParams]]:
-        """Return the requests that run for a prompt of `AsyncLLM.encode`."""
+    def ready(
+        self, prompt: Any, params: PoolingParams, name: str | None, stopped: Callable[[], bool]
+    ) -> list[tuple[Prompt, PoolingParams]]:
+        """Return the requests that run for a prompt of `AsyncLLM.encode`; `stopped` says whether nobody waits any more."""
 
     def joined(self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]) -> PoolingRequestOutput[PoolingOutput]:
         """Return their outputs as one."""

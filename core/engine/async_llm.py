@@ -84,6 +84,8 @@ class AsyncLLM:
         """The chat renderer, where there is one."""
         self.max_model_len = front.admission.limits.max_model_len
         """Longest prompt plus output, in tokens."""
+        self.pooling = front.info.pooling
+        """What the model can do with a prompt besides going on after it; None: it generates."""
         self.vocab_size = front.info.vocab_size
         """Token ids are below this."""
         self.fields = front.admission.fields
@@ -165,10 +167,11 @@ class AsyncLLM:
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
         """Pool one prompt, or a pair of texts; yields one output. Keywords and errors as `generate`, and `RequestFailed`."""
         calls = self._calls()
-        runs, found = await self._reading.aside(partial(calls.ready, prompt, pooling_params, prompt_name)), []
-        for index, (ready, params) in enumerate(runs):
+        ready = partial(calls.ready, prompt, pooling_params, prompt_name)
+        runs, found = await self._reading.aside(ready, keywords.get("client", "")), []
+        for index, (each, params) in enumerate(runs):
             run_id = f"{request_id}#{index}" if index else request_id
-            async for output in self.generate(ready, params, run_id, **keywords):
+            async for output in self.generate(each, params, run_id, **keywords):
                 found.append(PoolingRequestOutput.of(output))
         yield calls.joined(found)
 
@@ -215,6 +218,10 @@ class AsyncLLM:
             self._client.abort(engine_ids)
         if client is not None and self._meter is not None:
             self._meter.ended(client, "abort", time.monotonic())
+
+    def open_ids(self) -> list[str]:
+        """Return the ids of requests that have not ended."""
+        return list(self._mailboxes)
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its reader gets a last output with finish reason "abort"."""

@@ -52,7 +52,7 @@ class EngineCore:
         self._soon: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         """Methods of the scheduler to call, with what they are given."""
         scheduler.soon = self._call_soon
-        self._executor = executor
+        self.executor = executor
         executor.told = partial(self._call_soon, "tell")
         self._max_waiting = max_waiting
         self._clock = clock
@@ -142,7 +142,7 @@ class EngineCore:
             self._early.append(self._take_result())
         feature, _, verb = name.partition(".")
         answer = self.scheduler.call(feature, verb, data)
-        answers = [*(() if answer is None else (answer,)), *self._executor.call(name, data)]
+        answers = [*(() if answer is None else (answer,)), *self.executor.call(name, data)]
         if not answers:
             raise InvalidRequest("name", f"no feature that is on answers the call {name!r}.")
         return answers
@@ -165,7 +165,7 @@ class EngineCore:
 
     def _take_result(self, started: float | None = None) -> StepNews:
         try:
-            result = self._executor.collect()
+            result = self.executor.collect()
         except BaseException as error:  # whatever it was, its requests end, and what is in flight is collected
             if isinstance(error, EngineDead):
                 raise  # there is nothing left that could run another step
@@ -184,13 +184,13 @@ class EngineCore:
         return news
 
     def _submit_plans(self) -> None:
-        while len(self._in_flight) < self._executor.depth:
+        while len(self._in_flight) < self.executor.depth:
             plan = self.scheduler.schedule()
             if plan is None:
                 return
             if plan.new and self.starting is not None:
                 self.starting([new.request_id for new in plan.new])
-            self._executor.submit(plan)
+            self.executor.submit(plan)
             self._in_flight.append(plan)
 
     def _fail_in_flight(self, error: BaseException) -> list[RequestDelta]:
@@ -198,7 +198,7 @@ class EngineCore:
         log.exception("a step failed; its requests end with an error, the engine goes on")
         for _ in self._in_flight[1:]:
             try:
-                self._executor.collect()
+                self.executor.collect()
             except Exception:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
@@ -217,10 +217,10 @@ class EngineCore:
 
     def silence_s(self) -> float:
         """Return for how long the most silent of the executor's processes has given no sign of life."""
-        return float(getattr(self._executor, "silence_s", float)())
+        return float(getattr(self.executor, "silence_s", float)())
 
     def shutdown(self) -> None:
         """Release the workers, and close what the scheduler writes; safe to call twice."""
         self._closed = True
-        self._executor.shutdown()
+        self.executor.shutdown()
         self.scheduler.close()

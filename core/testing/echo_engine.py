@@ -23,11 +23,12 @@ class EchoEngine:
 
     def __init__(self, config: EngineConfig | None = None, max_model_len: int = 256) -> None:
         self.config = config or EngineConfig()
-        self.source = SimpleNamespace(name="echo")
+        self.source = SimpleNamespace(name="echo", path=None)
         self.registry: Any = None
         self.tokenizer = ByteTokenizer()
         self.renderer = None
         self.max_model_len = max_model_len
+        self.pooling = None
         self.vocab_size = ByteTokenizer.vocab_size
         self.served_names = ["echo"]
         self.sampling_defaults: dict[str, Any] = {}
@@ -42,6 +43,8 @@ class EchoEngine:
         self.rendered: list[dict[str, Any]] = []
         """Options of every `render_chat`."""
         self.aborted: list[str] = []
+        self.open: list[str] = []
+        """Requests under way."""
         self.status = "ready"
         self.fail_at: int | None = None
         """Token index at which requests fail inside the engine."""
@@ -70,6 +73,7 @@ class EchoEngine:
         most = len(ids) if sampling_params.max_tokens is None else min(len(ids), sampling_params.max_tokens)
         delta = sampling_params.output_kind is RequestOutputKind.DELTA
         finished = False
+        self.open.append(request_id)
         try:
             for at in range(most) if delta else (most - 1,):
                 await self.gate.wait()
@@ -86,6 +90,7 @@ class EchoEngine:
                     request_id, None, ids, prompt_logprobs, outputs, finished, num_cached_tokens=1, error=error
                 )
         finally:
+            self.open.remove(request_id)
             if not finished:
                 self.aborted.append(request_id)
 
@@ -99,6 +104,14 @@ class EchoEngine:
 
     def _position(self, token: int) -> dict[int, Logprob]:
         return {token: Logprob(-0.5, 1, self.tokenizer.decode([token])), 32: Logprob(float("-inf"), 2, " ")}
+
+    def open_ids(self) -> list[str]:
+        """Return the requests under way."""
+        return list(self.open)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Say whether nothing is under way."""
+        return not self.open
 
     async def abort(self, request_id: str) -> None:
         """Note the request."""

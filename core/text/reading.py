@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from core.text.prompts import Prompt
 from core.text.rendering import LONG_TEXT_CHARS, Renderer
 from core.text.turns import Turns
+from core.text.windows import Stopped
 from core.types import PromptType
 
 T = TypeVar("T")
@@ -56,6 +57,6 @@ class Reading:
         text = await self._templates.run(lambda stopped: self._renderer.text_of(messages, **options), client)
         return await self.prompt(text, False, keep=keep, client=client)
 
-    async def aside(self, work: Callable[[], T], client: str = "") -> T:
-        """Return what `work` makes of texts that may be long."""
-        return await self._long.run(lambda stopped: work(), client)
+    async def aside(self, work: Callable[[Stopped], T], client: str = "") -> T:
+        """Return what `work` makes of texts that may be long; it is given what to ask whether anybody still waits."""
+        return await self._long.run(work, client)

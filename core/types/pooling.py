@@ -39,6 +39,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False
         list[int] | None, Bound("Only these columns of the scores.", 0, max_items=MAX_LISTED_TOKENS)
     ] = None
     skip_reading_prefix_cache: Annotated[bool | None, Bound("Compute the whole prompt again.")] = None
+    requires_token_ids: bool = False
+    """Poolers have the token ids in any case; known because requests elsewhere say it."""
     extra_kwargs: dict[str, Any] | None = None
     """Arguments of plugins' poolers."""
     pair_start: int = -1

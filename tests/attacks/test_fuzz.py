@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attacked import Answer, Attacked, Neighbour, attacked
 from corpus_files import Request
 from fuzz import Made, Tally, fuzz
+
+from core.testing.checkpoints import make_checkpoint
 
 DESCRIPTION = {
     "components": {
@@ -34,6 +37,21 @@ def test_whatever_is_sent_is_answered_and_nobody_beside_notices(server: Attacked
     tally = fuzz(server, Neighbour(server), seed, seconds=1800, most=400)
     assert tally.faults == []
     assert tally.sent >= 400
+    assert {200, 400} <= tally.by_status.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "labels"), [("BertModel", {}), ("BertForSequenceClassification", {"num_labels": 1})]
+)
+def test_models_that_are_pooled_answer_whatever_is_sent(
+    architecture: str, labels: dict[str, int], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(architecture, tmp_path, seed=1, **labels)
+    flags = ("--model", str(folder), "--enable-tokenizer-info-endpoint", "--log-level", "error")
+    with attacked(*flags, warm=False) as server:
+        tally = fuzz(server, None, 1, seconds=1800, most=400)
+    assert tally.faults == []
     assert {200, 400} <= tally.by_status.keys()
 
 

@@ -56,8 +56,8 @@ def test_a_step_waits_for_who_comes_with_the_first_in_proportion_to_what_it_will
         core._clock = clock
         core.add([request("a", 100)])
         assert core.patience_s() == 0  # nothing is known yet
-        submit = core._executor.submit
-        core._executor.submit = lambda plan: (clock.advance(6.4), submit(plan))
+        submit = core.executor.submit
+        core.executor.submit = lambda plan: (clock.advance(6.4), submit(plan))
         core.step()
         assert core.patience_s() == 0
         core.add([request("b", 10)])

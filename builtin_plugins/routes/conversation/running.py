@@ -64,9 +64,9 @@ async def sound(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[Request
 
 
 async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
-    """Return the finished output of a request that shows only that."""
+    """Return the finished output of a request that shows only that; raises as `sound`."""
     final: RequestOutput | None = None
-    async for output in outputs:
+    async for output in sound(outputs):
         final = output
     if final is None:
         raise RequestFailed("the engine ended the request without an output.")

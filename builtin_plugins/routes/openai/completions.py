@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.running import answered, check_model, engine_id, last, now, sound
 from builtin_plugins.routes.conversation.sampling import sampling_params
 from builtin_plugins.routes.conversation.structured import typed_fields
+from builtin_plugins.routes.many import gathered
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
     AnswerOptions,
@@ -142,7 +143,7 @@ class Completions:
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
         usage = Usage(self._options.cached_details)
-        outputs = await _all([last(sound(run)) for run in self._run(job)])
+        outputs = await gathered(last(run) for run in self._run(job))
         choices = []
         for i, output in enumerate(outputs):
             usage.count(i, output)
@@ -247,17 +248,3 @@ def _not_empty(prompt: Any) -> Any:
     if not prompt:
         raise InvalidRequest("prompt", "is empty; give a text or token ids.")
     return prompt
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
-    """Return every result, or raise the first exception with the others cancelled."""
-    tasks = []
-    try:
-        for one in work:
-            tasks.append(asyncio.ensure_future(one))
-            await asyncio.sleep(0)  # a thousand that begin at once would hold up every other stream
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

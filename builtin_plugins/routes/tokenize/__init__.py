@@ -1,1 +1,1 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,12 +48,16 @@ class TokenizeRoutes:
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
         self._strict = bool(config.options.get("strict_fields"))
+        self._tells = bool(config.options.get("enable_tokenizer_info_endpoint"))
+        self._folder = config.model.tokenizer or engine.source.path
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""
+        told = [Route("/tokenizer_info", self._info, methods=["GET"])] if self._tells else []
         return [
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            *told,
         ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
@@ -103,6 +108,16 @@ class TokenizeRoutes:
         text = await asyncio.to_thread(self._engine.tokenizer.decode, tokens)
         return _answer({"prompt": text}, parsed)
 
+    async def _info(self, request: Request) -> Response:
+        """Tell the tokenizer's settings, as its tokenizer_config.json has them, and the chat template in force."""
+        self._check(None)
+        tokenizer = self._engine.tokenizer
+        stated = await asyncio.to_thread(_settings, self._folder)
+        told = {"tokenizer_class": type(tokenizer).__name__, **stated, "vocab_size": tokenizer.vocab_size}
+        return Response(
+            msgspec.json.encode({**told, "chat_template": tokenizer.chat_template}), media_type="application/json"
+        )
+
     def _check(self, model: str | None) -> None:
         if self._engine.tokenizer is None:
             raise HTTPException(404, "this engine runs without a tokenizer (--skip-tokenizer-init).")
@@ -111,3 +126,13 @@ class TokenizeRoutes:
 
 def _answer(value: dict[str, Any], parsed: Parsed[Any]) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json", headers=parsed.headers)
+
+
+def _settings(folder: str | None) -> dict[str, Any]:
+    """Return what a tokenizer's folder says; nothing of one that is not here."""
+    path = Path(folder or "", "tokenizer_config.json")
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return found

@@ -45,11 +45,13 @@ class Calls:
         self._prompts, self._info, self._run, self._pieces = prompts, info, run, pieces
         self.joined = joined
 
-    def ready(self, prompt: Any, params: PoolingParams, name: str | None) -> list[tuple[Any, PoolingParams]]:
+    def ready(
+        self, prompt: Any, params: PoolingParams, name: str | None, stopped: Callable[[], bool]
+    ) -> list[tuple[Any, PoolingParams]]:
         """Return the requests that are run for a prompt, or for a pair of texts where it is a tuple of two."""
         if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
             return [self._prompts.pair(prompt[0], prompt[1], params)]
-        return self._cut(*self._prompts.one(prompt, params, name))
+        return self._cut(*self._prompts.one(prompt, params, name, stopped=stopped))
 
     def encode(
         self,

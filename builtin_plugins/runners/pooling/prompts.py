@@ -9,18 +9,25 @@ from typing import Any, Final
 from core.api import InvalidRequest, PoolingParams, SentenceFacts, did_you_mean
 
 NO_FACTS: Final = SentenceFacts()
+LONG_CHARS: Final = 2**15
+"""Pairs of fewer characters are read whole."""
 
 
 class PoolingPrompts:
     """Knows the renderer, the model's named prompts and the context."""
 
-    def __init__(self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int) -> None:
+    def __init__(self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int, longest: int | None) -> None:
+        """`longest`: most tokens of a text that is not cut; None: any number."""
         self._renderer, self._facts, self._max_tokens = renderer, sentence or NO_FACTS, max_tokens
+        self._longest = longest
 
-    def one(self, prompt: Any, params: PoolingParams, name: str | None = None) -> tuple[Any, PoolingParams]:
+    def one(
+        self, prompt: Any, params: PoolingParams, name: str | None = None, **reading: Any
+    ) -> tuple[Any, PoolingParams]:
         """Return the token ids of a prompt in any form, the text of prompt `name` put before it, and its parameters.
 
-        Truncation keeps the beginning, and the special tokens at the end of a text.
+        Truncation keeps the beginning, and the special tokens at the end of a text. Of a text that is far too long no more
+        is read than shows it; `reading` as in `Renderer.encode`.
         """
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         before = self._before(name)
@@ -29,7 +36,8 @@ class PoolingPrompts:
             text = text.lower() if self._facts.lower_case else text
             given = {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt": text}
             ids = self._fitted(text, None, params)
-            ready = self._renderer.prompt(given if ids is None else {**given, "prompt_token_ids": ids[0]})
+            whole = given if ids is None else {**given, "prompt_token_ids": ids[0]}
+            ready = self._renderer.prompt(whole, True, self._longest, **reading)
             return ready, params if self._facts.include_prompt or not before else self._without(before, ready, params)
         ready = self._renderer.prompt(prompt)
         keep = self._keep(params)
@@ -40,7 +48,11 @@ class PoolingPrompts:
         for text in (first, second):
             if not isinstance(text, str):
                 raise InvalidRequest("data", f"a model that reads pairs scores texts, not {text!r:.100}.")
-        found = self._fitted(first, second, params, always=True)
+        kept = params
+        if params.truncate_prompt_tokens is None and len(first) + len(second) > LONG_CHARS:
+            # One more than may be shows that there are too many, and spares reading the rest.
+            kept = params.clone(truncate_prompt_tokens=self._max_tokens + 1)
+        found = self._fitted(first, second, kept, always=True)
         if found is None:
             raise InvalidRequest("data", "the tokenizer cannot join two texts; use one with a tokenizer.json.")
         ids, types = found

@@ -52,6 +52,8 @@ class Pooling:
 
     def calls(self, front: Any, run: Callable[..., Any] | None) -> Calls:
         """Return what `LLM` offers of the model."""
-        prompts = PoolingPrompts(front.renderer, front.source.sentence, front.admission.limits.max_prompt_len)
-        pieces = wishes.pieces(front.config, front.admission.limits.max_prompt_len)
+        most = front.admission.limits.max_prompt_len
+        pieces = wishes.pieces(front.config, most)
+        longest = most if pieces is None else pieces.most
+        prompts = PoolingPrompts(front.renderer, front.source.sentence, most, longest)
         return Calls(prompts, front.info.pooling, run, pieces)

@@ -71,7 +71,8 @@ class FastTokenizer:
             room = None if max_tokens is None else max(0, max_tokens - len(before) - len(after))
             ids = [*before, *self._encode(self._beginning(text, room), False)[:room], *after]
             return ids, [0] * len(ids)
-        texts = [self._beginning(text, max_tokens)] if pair is None else [text, pair]
+        # Of two long texts, an odd token may go to the other one than if both were read whole.
+        texts = [self._beginning(each, max_tokens) for each in (text, pair) if each is not None]
         parts = self._inner.encode_batch(texts, add_special_tokens=False)
         if max_tokens is not None:
             room = max(0, max_tokens - self._inner.num_special_tokens_to_add(pair is not None))

@@ -1,0 +1,1 @@
+"""`engine run-batch`: a file of requests, answered."""

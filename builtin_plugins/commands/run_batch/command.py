@@ -1,0 +1,81 @@
+"""`engine run-batch`: reads requests from a file, lets the routes of a server answer them in this process, writes a file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from builtin_plugins.commands.run_batch.files import opened, written
+from builtin_plugins.commands.run_batch.lines import Batch, Tally
+from core.api import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from typing import BinaryIO
+
+
+class RunBatch:
+    """Answers a batch file, line by line, in the order of its lines."""
+
+    help = "Answer the requests of a batch file, as OpenAI's API has them."
+    takes_engine_options = True
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the model and the files."""
+        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
+        parser.add_argument(
+            "-i", "--input-file", required=True, metavar="FILE", help="JSON lines: a path or an http(s) URL"
+        )
+        parser.add_argument(
+            "-o",
+            "--output-file",
+            required=True,
+            metavar="FILE",
+            help="a path, or an http(s) URL to which results are put",
+        )
+        parser.add_argument("--output-tmp-dir", metavar="DIR", help="where results for a URL are kept meanwhile")
+
+    def run(self, context: Any) -> int:
+        """Answer every line; what fails is told in its line of the results, and counted."""
+        args, config, registry = context.args, context.config, context.registry
+        if args.input_file == args.output_file:
+            raise ConfigError(f"--output-file {args.output_file} is the input file; give another.")
+        with opened(args.input_file) as requests, written(args.output_file, args.output_tmp_dir) as results:
+            from core import AsyncLLM  # lazy: torch is slow to import, and the files have been looked at without it
+
+            engine = AsyncLLM.from_config(config, registry)
+            try:
+                tally = asyncio.run(_answer(_application(engine, registry), requests, results))
+            finally:
+                engine.shutdown()
+        print(f"answered {tally.answered}, failed {tally.failed}")
+        return 0
+
+
+def _application(engine: Any, registry: Any) -> Any:
+    """Return the server's application with all its routes, for who is in this process already and needs no key."""
+    config = replace(engine.config, options={**engine.config.options, "api_key": []})
+    groups = {}
+    for registered in registry.entries("routes"):
+        with registry.blame(registered):
+            groups[registered.entry.name] = registry.load(registered)(engine, config)
+    server = registry.choose("servers")
+    with registry.blame(server):
+        app = getattr(registry.load(server)(engine, config, groups), "app", None)
+    if app is None:
+        raise ConfigError(f"the server {server.entry.name!r} has no application that could be called from here.")
+    return app
+
+
+async def _answer(app: Any, requests: Iterable[bytes], results: BinaryIO) -> Tally:
+    with tqdm(desc="Running batch", unit="req", mininterval=1) as progress:
+
+        def write(line: bytes) -> None:
+            results.write(line + b"\n")
+            progress.update()
+
+        return await Batch(app).run(requests, write)

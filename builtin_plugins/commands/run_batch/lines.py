@@ -1,0 +1,162 @@
+"""The lines of a batch become requests to an application in this process, and their answers lines. Knows ASGI, no file."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+AT_ONCE: Final = 512
+"""Requests from the oldest without an answer on: further ones would only wait."""
+MOST_BYTES: Final = 1 << 25
+"""Of these requests together; one that is larger goes alone."""
+PATHS: Final = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+        *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    }
+)
+"""What a line may ask; whether it is served, the application says."""
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """One request of a batch."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a batch."""
+
+    answered: int = 0
+    failed: int = 0
+
+
+class Batch:
+    """Asks one application."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def run(self, lines: Iterable[bytes], write: Callable[[bytes], None]) -> Tally:
+        """Answer all lines, many at a time; `write` gets the results in the order of the lines. Empty ones are passed over."""
+        tally, held = Tally(), 0
+        under_way: deque[tuple[asyncio.Task[tuple[bool, bytes]], int]] = deque()
+
+        async def write_first() -> None:
+            nonlocal held
+            task, size = under_way.popleft()
+            good, result = await task
+            tally.answered, tally.failed = tally.answered + good, tally.failed + (not good)
+            held -= size
+            write(result)
+
+        try:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                while under_way and (
+                    len(under_way) >= AT_ONCE or held + len(line) > MOST_BYTES or under_way[0][0].done()
+                ):
+                    await write_first()
+                under_way.append((asyncio.ensure_future(self._answer(number, line)), len(line)))
+                held += len(line)
+                await asyncio.sleep(0)
+            while under_way:
+                await write_first()
+        finally:
+            for task, _ in under_way:
+                task.cancel()
+            await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
+        return tally
+
+    async def _answer(self, number: int, line: bytes) -> tuple[bool, bytes]:
+        """Return whether a line got what it asked for, and its line of the results."""
+        result: dict[str, Any] = {"id": f"batch_req_{secrets.token_hex(16)}", "custom_id": _custom_id(line)}
+        try:
+            asked = msgspec.json.decode(line, type=Line)
+            _check(asked)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            told = {"message": f"line {number}: {error}", "type": "invalid_request_error", "param": None, "code": None}
+            return False, msgspec.json.encode(result | {"response": None, "error": told})
+        status, body = await _post(self._app, asked.url, bytes(asked.body))
+        failed = status >= 400
+        response = {"status_code": status, "request_id": f"req_{secrets.token_hex(16)}", "body": msgspec.Raw(body)}
+        problem = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("error") if failed else None
+        return not failed, msgspec.json.encode(result | {"response": response, "error": problem})
+
+
+def _check(asked: Line) -> None:
+    """Raise `ValueError` for what no batch may ask."""
+    if asked.method != "POST":
+        raise ValueError(f"method: must be POST, not {asked.method[:20]!r}.")
+    if asked.url not in PATHS:
+        raise ValueError(f"url: {asked.url[:100]!r} is none of {', '.join(sorted(PATHS))}.")
+    form = msgspec.json.decode(asked.body, type=_Form)
+    if form.stream:
+        raise ValueError("body.stream: a batch is answered whole; leave it out.")
+    if form.encoding_format in ("bytes", "bytes_only"):
+        raise ValueError("body.encoding_format: a line holds JSON; ask for float or base64.")
+
+
+class _Named(msgspec.Struct):
+    custom_id: str | None = None
+
+
+class _Form(msgspec.Struct):
+    stream: Any = False
+    encoding_format: Any = None
+
+
+def _custom_id(line: bytes) -> str | None:
+    """Return what a line is called that may be no request."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(line, type=_Named).custom_id
+    return None
+
+
+async def _post(app: Any, path: str, body: bytes) -> tuple[int, bytes]:
+    """Return status and body of an application's answer."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": None,
+        "server": None,
+    }
+    asked: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+    status, parts = 500, list[bytes]()
+
+    async def receive() -> dict[str, Any]:
+        if asked:
+            return asked.pop()
+        never: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        return await never  # whoever asks does not leave
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, b"".join(parts)

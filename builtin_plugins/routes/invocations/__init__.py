@@ -1,0 +1,1 @@
+"""`/invocations`: one path for whatever the model does."""

@@ -1,0 +1,70 @@
+"""`POST /invocations`: a body is handed to the route that takes such bodies. Knows paths, and no other route group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from builtin_plugins.routes.body import CONTEXTS, read_body
+from builtin_plugins.routes.scan import limits_for, refuse_crowded
+from core.api import EngineConfig, InvalidRequest
+
+_BY_FIELDS: Final[Sequence[tuple[Set[str], str]]] = (
+    ({"query"}, "/rerank"),
+    ({"text_1", "queries", "data_1"}, "/score"),
+    ({"texts", "inputs"}, "/v2/embed"),
+)
+"""Paths for bodies that have one of these fields, where the model is pooled."""
+_BY_TASK: Final = {"embed": "/v1/embeddings", "classify": "/classify"}
+
+
+class InvocationRoutes:
+    """One path; which route is meant is decided by the model's task, and by the names of a body's fields."""
+
+    def __init__(self, engine: Any, config: EngineConfig) -> None:
+        self._engine = engine
+
+    def routes(self) -> Sequence[Route]:
+        """Return the route."""
+        return [Route("/invocations", self._invoke, methods=["POST"])]
+
+    async def _invoke(self, request: Request) -> ASGIApp:
+        """Do what the body asks for."""
+        body = await read_body(request)
+        await refuse_crowded(body, limits_for(CONTEXTS * self._engine.max_model_len))
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest("body", "must be a JSON object with the fields of a request.") from error
+        return _Forwarded(self._path(fields), body)
+
+    def _path(self, names: Mapping[str, Any]) -> str:
+        if self._engine.pooling is None:
+            return "/v1/chat/completions" if "messages" in names else "/v1/completions"
+        found = next((path for fields, path in _BY_FIELDS if fields & names.keys()), None)
+        return found or _BY_TASK.get(self._engine.pooling.tasks[0], "/pooling")
+
+
+class _Forwarded:
+    """An answer that another route gives."""
+
+    def __init__(self, path: str, body: bytes) -> None:
+        self._path = path
+        self._body: bytes | None = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the route at another path answer the body."""
+
+        async def replayed() -> Message:
+            body, self._body = self._body, None
+            if body is None:
+                return await receive()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        there = {**scope, "path": self._path, "raw_path": self._path.encode()}
+        await scope["router"](there, replayed, send)

@@ -1,0 +1,308 @@
+"""Routes for platforms and operators: `/invocations`, `/tokenizer_info`, token ids in and out, and all behind the switch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from builtin_plugins.routes.invocations.routes import InvocationRoutes
+from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.routes.operator.routes import OperatorRoutes
+from builtin_plugins.routes.probes.routes import ProbeRoutes
+from builtin_plugins.routes.tokenize.routes import TokenizeRoutes
+from builtin_plugins.routes.tokens.routes import TokenRoutes
+from builtin_plugins.servers.http.server import HttpServer
+from core import AsyncLLM
+from core.config import EngineConfig
+from core.plugin import load_plan, make_plan
+from core.testing.echo_engine import EchoEngine
+
+REGISTRY = load_plan(make_plan(["none", "tool_parsers", "reasoning_parsers"]))
+GROUPS = (OpenAIRoutes, TokenizeRoutes, InvocationRoutes, TokenRoutes, OperatorRoutes, ProbeRoutes)
+GENERATE = "/inference/v1/generate"
+OPERATOR = [
+    *(("POST", path) for path in ("/pause", "/resume", "/reset_prefix_cache", "/collective_rpc", "/abort_requests")),
+    *(("POST", path) for path in ("/reset_mm_cache", "/reset_encoder_cache", "/sleep", "/wake_up")),
+    *(("POST", path) for path in ("/start_profile", "/stop_profile")),
+    *(("GET", path) for path in ("/is_paused", "/server_info", "/is_sleeping")),
+]
+
+
+class Api:
+    """One engine's routes, called in this process."""
+
+    def __init__(self, engine: Any, **options: Any) -> None:
+        self.engine = engine
+        if isinstance(engine, EchoEngine):
+            engine.registry = REGISTRY
+        config = EngineConfig(options=options)
+        self.app = HttpServer(engine, config, [make(engine, config) for make in GROUPS]).app
+
+    def call(self, method: str, path: str, **request: Any) -> httpx.Response:
+        return asyncio.run(self.ask(method, path, **request))
+
+    async def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=600) as client:
+            return await client.request(method, path, **request)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.call("POST", path, json=body)
+
+
+class Called(EchoEngine):
+    """Notes the calls of features, and answers with what they bring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, bytes]] = []
+
+    async def call(self, name: str, data: bytes = b"") -> list[bytes]:
+        self.calls.append((name, data))
+        return [data]
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api(Called(), tokens_only=True, enable_operator_routes=True, operator_calls=["acme.count"])
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATOR)
+def test_without_the_switch_no_operators_route_is_there(method: str, path: str) -> None:
+    plain = Api(EchoEngine())
+    assert plain.call(method, path).status_code == 404
+    assert path not in plain.call("GET", "/openapi.json").json()["paths"]
+
+
+def test_the_switch_wants_a_key_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        keyed = Api(EchoEngine(), enable_operator_routes=True, api_key=["one"])
+        assert not caplog.records
+        Api(EchoEngine(), enable_operator_routes=True)
+    assert "give an --api-key" in caplog.text
+    for method, path in OPERATOR:
+        assert keyed.call(method, path).status_code == 401
+
+
+def test_what_is_missing_is_named(api: Api) -> None:
+    reply = api.post("/sleep")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "not_served"
+    assert "sleep mode; /pause keeps" in reply.json()["error"]["message"]
+    assert "a profiler" in api.post("/start_profile").text
+
+
+def test_calls_of_features_are_made_by_the_names_that_were_declared(api: Api) -> None:
+    assert api.post("/collective_rpc", method="acme.count", data="x").json() == {"results": ["x"]}
+    assert api.engine.calls == [("acme.count", b"x")]
+    for method in ("reload_weights", "pausing.rest"):
+        error = api.post("/collective_rpc", method=method).json()["error"]
+        assert error["param"] == "method"
+        assert "--operator-calls names: acme.count" in error["message"]
+    assert api.post("/collective_rpc", method="acme.count", args=[1]).json()["error"]["param"] == "args"
+
+
+def test_the_configuration_is_shown_without_secrets() -> None:
+    open_api = Api(EchoEngine(), enable_operator_routes=True, api_key=["a-secret"], host="::1")
+    reply = open_api.call("GET", "/server_info", headers={"Authorization": "Bearer a-secret"})
+    assert "a-secret" not in reply.text
+    options = reply.json()["config"]["options"]
+    assert (options["api_key"], options["host"]) == ("***", "::1")
+    assert "tool_parsers" in reply.json()["plugins"]
+
+
+def test_requests_are_aborted_by_the_ids_that_answers_show(api: Api) -> None:
+    async def abort(*wanted: str) -> Any:
+        api.engine.open = ["cmpl-a-0-0123abcd", "cmpl-a-1-0123abcd", "chatcmpl-b-0123abcd", "cmpl-ab-0-0123abcd"]
+        api.engine.aborted.clear()
+        return (await api.ask("POST", "/abort_requests", json={"request_ids": list(wanted)})).json()["aborted"]
+
+    for wanted, count in (
+        (("cmpl-a",), 2),
+        (("chatcmpl-b", "cmpl-ab"), 2),
+        (("other",), 0),
+        (("cmpl-a-1",), 1),
+        ((), 4),
+    ):
+        assert asyncio.run(abort(*wanted)) == count
+        assert len(api.engine.aborted) == count
+
+
+def test_the_prefix_cache_is_reset_where_nobody_reads_it(api: Api) -> None:
+    assert api.post("/reset_prefix_cache").json() == {"status": "reset"}
+    api.engine.open = ["a"]
+    assert api.post("/reset_prefix_cache").status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}]}, "chat.completion"),
+        ({"prompt": "hi"}, "text_completion"),
+    ],
+)
+def test_an_invocation_is_answered_by_the_route_that_is_meant(api: Api, body: dict[str, Any], kind: str) -> None:
+    reply = api.post("/invocations", **body)
+    assert (reply.status_code, reply.json()["object"]) == (200, kind)
+    stream = api.post("/invocations", **body, stream=True)
+    assert stream.text.endswith("data: [DONE]\n\n")
+
+
+def test_an_invocation_is_refused_as_there(api: Api) -> None:
+    assert api.post("/invocations", prompt="a", temperature=-1).json()["error"]["param"] == "temperature"
+    assert api.post("/invocations").json()["error"]["param"] == "prompt"
+    for content in (b"", b"[1]", b"{", b'"a"'):
+        reply = api.call("POST", "/invocations", content=content, headers={"Content-Type": "application/json"})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "body")
+    crowded = b'{"prompt": [' + b"1," * 200_000 + b"1]}"
+    assert api.call("POST", "/invocations", content=crowded).json()["error"]["param"] == "body"
+
+
+def test_a_path_that_is_not_served_is_not_found() -> None:
+    engine = EchoEngine()
+    config = EngineConfig()
+    alone = Api(engine)
+    alone.app = HttpServer(engine, config, [InvocationRoutes(engine, config)]).app
+    assert alone.post("/invocations", prompt="a").status_code == 404
+
+
+def test_token_ids_are_answered_with_token_ids(api: Api) -> None:
+    reply = api.post(GENERATE, token_ids=[72, 105], sampling_params={"max_tokens": 2, "logprobs": 1}).json()
+    (choice,) = reply["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == ([72, 105], "stop")
+    assert [each["token"] for each in choice["logprobs"]["content"]] == ["token_id:72", "token_id:105"]
+    assert reply["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    assert reply["request_id"].startswith("generate-tokens-")
+    assert api.engine.sampling[-1].detokenize is False
+
+
+def test_token_ids_come_as_they_are_made(api: Api) -> None:
+    body = {"token_ids": [72, 105, 33], "stream": True, "stream_options": {"include_usage": True}, "request_id": "mine"}
+    blocks = api.post(GENERATE, **body).text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+    assert [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]] == [72, 105, 33]
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert {chunk["request_id"] for chunk in chunks} == {"generate-tokens-mine"}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "token_ids"),
+        ({"token_ids": "a"}, "token_ids"),
+        ({"token_ids": [1] * 300}, "token_ids"),
+        ({"token_ids": [1], "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"token_ids": [1], "sampling_params": {"tempreature": 1}}, "sampling_params.tempreature"),
+        ({"token_ids": [1], "features": {"mm_hashes": {}}}, "features"),
+        ({"token_ids": [1], "kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_by_field(api: Api, body: dict[str, Any], field: str) -> None:
+    reply = api.post(GENERATE, **body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
+
+
+def test_token_ids_are_not_served_unasked() -> None:
+    assert Api(EchoEngine()).post(GENERATE, token_ids=[1]).status_code == 404
+    assert Api(EchoEngine(), tokens_only=True).post("/abort_requests").status_code == 200
+
+
+def test_the_tokenizer_is_told_of_where_the_operator_allows_it() -> None:
+    assert Api(EchoEngine()).call("GET", "/tokenizer_info").status_code == 404
+    told = Api(EchoEngine(), enable_tokenizer_info_endpoint=True).call("GET", "/tokenizer_info").json()
+    assert (told["tokenizer_class"], told["chat_template"]) == ("ByteTokenizer", None)
+    assert told["vocab_size"] > 256
+
+
+@pytest.fixture(scope="module")
+def pausable() -> Iterator[Api]:
+    """An engine that can rest."""
+    engine = AsyncLLM(
+        "scripted:",
+        enable_operator_routes=True,
+        disable_frontend_multiprocessing=True,
+        max_model_len=512,
+        max_num_seqs=4,
+        num_threads=1,
+        log_level="error",
+    )
+    try:
+        yield Api(engine, enable_operator_routes=True)
+    finally:
+        engine.shutdown()
+
+
+MESSAGES = [{"role": "user", "content": "some words " * 10}]
+
+
+async def running(api: Api, count: int = 1) -> list[asyncio.Task[httpx.Response]]:
+    """Begin to ask; return when all are followed."""
+    asked = [
+        asyncio.ensure_future(api.ask("POST", "/v1/chat/completions", json={"messages": MESSAGES}))
+        for _ in range(count)
+    ]
+    while len(api.engine.open_ids()) < count:
+        await asyncio.sleep(0.001)
+    return asked
+
+
+def test_what_rests_goes_on_where_it_was(pausable: Api) -> None:
+    async def rest() -> list[Any]:
+        told = [(await pausable.ask("POST", "/pause?mode=keep")).json()]
+        asked = await running(pausable, 6)
+        told.append((await pausable.ask("GET", "/is_paused")).json())
+        for _ in range(20):
+            await pausable.engine.call("pausing.state")  # as many turns of the engine's loop
+        told.append([task.done() for task in asked])
+        told.append((await pausable.ask("POST", "/resume")).json())
+        replies = await asyncio.gather(*asked)
+        told.append((await pausable.ask("GET", "/is_paused")).json())
+        return [*told, {reply.json()["choices"][0]["message"]["content"] for reply in replies}]
+
+    paused, is_paused, done, resumed, goes_on, texts = asyncio.run(rest())
+    assert (paused, resumed) == ({"status": "paused"}, {"status": "resumed"})
+    assert (is_paused, goes_on) == ({"is_paused": True}, {"is_paused": False})
+    assert done == [False] * 6
+    assert len(texts) == 1
+
+
+def test_a_pause_ends_what_runs_or_waits_for_it(pausable: Api) -> None:
+    async def pause(mode: str) -> tuple[list[bool], list[Any]]:
+        asked = await running(pausable, 3)
+        await pausable.ask("POST", f"/pause?mode={mode}")
+        while mode == "wait" and not any(task.done() for task in asked):
+            await asyncio.sleep(0.001)
+        done = [task.done() for task in asked]
+        await pausable.ask("POST", "/resume")
+        replies = await asyncio.gather(*asked)
+        return done, [reply.json()["choices"][0]["finish_reason"] for reply in replies]
+
+    _, reasons = asyncio.run(pause("abort"))
+    assert reasons == ["abort"] * 3
+    done, reasons = asyncio.run(pause("wait"))
+    assert any(done)
+    assert reasons == ["stop"] * 3
+
+
+def test_a_prompt_under_way_rests_as_well(pausable: Api) -> None:
+    async def rest() -> str:
+        asked = await running(pausable)
+        await pausable.ask("POST", "/pause?mode=keep")
+        before = [await pausable.engine.call("pausing.state") for _ in range(20)]
+        assert len(set(map(tuple, before))) == 1
+        await pausable.ask("POST", "/resume")
+        (reply,) = await asyncio.gather(*asked)
+        return str(reply.json()["choices"][0]["finish_reason"])
+
+    assert asyncio.run(rest()) == "stop"
+
+
+def test_a_mode_nobody_knows_is_refused(pausable: Api) -> None:
+    assert pausable.call("POST", "/pause?mode=later").json()["error"]["param"] == "mode"
