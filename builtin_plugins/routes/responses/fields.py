@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import EngineFields, Small
+from builtin_plugins.routes.conversation.fields import EngineFields, OtherFields, Small
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -136,23 +135,22 @@ class ResponsesFields(InputFields, kw_only=True):
     user: Small | None = None
 
 
-WITHOUT_EFFECT: Final = (
-    "access_programs",
-    "client_metadata",
-    "context_management",
-    "image",
-    "personality",
-    "prompt_cache_options",
-    "prompt_cache_retention",
+OTHERS: Final = OtherFields(
+    without_effect=(
+        "access_programs",
+        "client_metadata",
+        "context_management",
+        "image",
+        "personality",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    ),
+    unserved={
+        "conversation": "is not served; go on from an answer with `previous_response_id`",
+        "moderation": "is not served",
+        "prompt": "is not served: the server keeps no prompts; send the text",
+    },
 )
-"""OpenAI's fields, and Codex's, that ask nothing of an engine that serves one model."""
-
-UNSERVED: Final[Mapping[str, str]] = {
-    "conversation": "is not served; go on from an answer with `previous_response_id`",
-    "moderation": "is not served",
-    "prompt": "is not served: the server keeps no prompts; send the text",
-}
-"""Fields that cannot be served unless they are empty, and why."""
 
 INCLUDABLE: Final = (
     "code_interpreter_call.outputs",

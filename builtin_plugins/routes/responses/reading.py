@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.routes.conversation.asked import thinks
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.messages import in_turns, unpacked
 from builtin_plugins.routes.responses.fields import InputFields, Item, Part
@@ -69,11 +70,9 @@ def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) ->
 
 
 def template_kwargs(fields: InputFields) -> dict[str, Any]:
-    """Return what chat templates are told; families ask under different names whether to think."""
+    """Return what chat templates are told."""
     effort = fields.reasoning.effort if fields.reasoning else None
-    kwargs: dict[str, Any] = {} if effort in (None, "none") else {"reasoning_effort": effort}
-    if effort == "none":
-        kwargs = dict.fromkeys(("enable_thinking", "thinking"), False)
+    kwargs = thinks(False) if effort == "none" else {} if effort is None else {"reasoning_effort": effort}
     return kwargs | fields.chat_template_kwargs
 
 

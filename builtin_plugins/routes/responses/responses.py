@@ -8,27 +8,20 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.body import Parsed, client_of, handed_over, read_request
+from builtin_plugins.routes.body import Parsed, client_of, handed_over
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import Ended
-from builtin_plugins.routes.conversation.fields import ONE_ANSWER, features_of
+from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
 from builtin_plugins.routes.conversation.running import answered, check_model, failure, now
 from builtin_plugins.routes.responses.background import Run, Runs
-from builtin_plugins.routes.responses.fields import (
-    INCLUDABLE,
-    UNSERVED,
-    WITHOUT_EFFECT,
-    InputFields,
-    ResponsesFields,
-    Tool,
-)
+from builtin_plugins.routes.responses.fields import INCLUDABLE, OTHERS, InputFields, ResponsesFields, Tool
 from builtin_plugins.routes.responses.kept import KeptResponses, as_json, said
 from builtin_plugins.routes.responses.reading import (
     MOST_REFERENCES,
@@ -44,8 +37,6 @@ from builtin_plugins.routes.responses.tools import LEFT_OUT, Toolbox
 from builtin_plugins.routes.responses.writing import ResponseWriter
 from builtin_plugins.routes.streams import EventStream, typed_event, while_connected
 from core.api import InvalidRequest
-
-OTHERS: Final = frozenset((*ONE_ANSWER, *WITHOUT_EFFECT, *UNSERVED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,7 @@ class Responses:
 
     async def create(self, request: Request) -> Any:
         """An answer, whole, streamed or made in the background."""
-        parsed = await self._parsed(request, ResponsesFields)
+        parsed = await OTHERS.read(request, ResponsesFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
         model = check_model(self._engine, fields.model)
         try:
@@ -104,7 +95,7 @@ class Responses:
 
     async def count(self, request: Request) -> Response:
         """How many tokens the input of a request would have."""
-        parsed = await self._parsed(request, InputFields)
+        parsed = await OTHERS.read(request, InputFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
         check_model(self._engine, fields.model)
         try:
@@ -116,15 +107,6 @@ class Responses:
         return as_json({"object": "response.input_tokens", "input_tokens": count}, parsed.headers)
 
     # --- requests
-
-    async def _parsed(self, request: Request, struct: type[Any]) -> Parsed[Any]:
-        parsed: Parsed[Any] = await read_request(
-            request, struct, OTHERS | self._engine.fields.read, strict=self._strict
-        )
-        for name, missing in UNSERVED.items():
-            if parsed.others.get(name):
-                raise InvalidRequest(name, f"{missing}.")
-        return parsed
 
     async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: str, tools: Toolbox) -> _Job:
         fields = parsed.fields
@@ -167,7 +149,7 @@ class Responses:
             tools=tools.functions,
             tool_choice=tools.choice,
             parallel_tool_calls=fields.parallel_tool_calls,
-            sampling={**{name: others[name] for name in ONE_ANSWER & others.keys()}, **response_format(fields)},
+            sampling={**sampling_of(others), **response_format(fields)},
             decided={"truncate_prompt_tokens": -1} if fields.truncation == "auto" else {},
             plugin_args=fields.vllm_xargs,
             template_kwargs=template_kwargs(fields),
