@@ -1,0 +1,49 @@
+"""No call and no thought is lost: what models really write, in every chunking, as text and by special tokens."""
+
+from __future__ import annotations
+
+import pytest
+from written import KINDS, Written, as_json, cases
+
+from core.plugin import load_plan, make_plan
+from core.testing.parsing import NUM_CHUNKINGS, Parsed, Reader
+
+REGISTRY = load_plan(make_plan(["none", *KINDS]))
+FORMATS = {kind: {found.entry.name: REGISTRY.load(found) for found in REGISTRY.entries(kind)} for kind in KINDS}
+
+
+@pytest.fixture(params=[5, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
+def count(request: pytest.FixtureRequest) -> int:
+    """How many random chunkings."""
+    return int(request.param)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parser", "case"),
+    [pytest.param(kind, parser, case, id=f"{parser}: {case.name}") for kind in KINDS for parser, case in cases(kind)],
+)
+def test_what_is_written_is_read(kind: str, parser: str, case: Written, count: int) -> None:
+    reader = reader_of(kind, parser, case)
+    assert seen(reader.check(case.text, count=count)) == (case.reasoning, case.content, case.expected_calls)
+    ids = {index: call["id"] for index, call in enumerate(case.calls) if "id" in call}
+    found = reader.read([reader.piece(case.text)], with_ids=True).ids
+    assert {index: found[index] for index in ids} == ids
+    if case.special is None:
+        by_id = reader_of(kind, parser, case, by_id=True)
+        assert seen(by_id.check(case.text, count=count // 5))[2] == case.expected_calls
+
+
+def reader_of(kind: str, parser: str, case: Written, *, by_id: bool = False) -> Reader:
+    """Return the parser a case is for, with the other kind's where it needs one; `by_id` has all markers as tokens."""
+    tools = parser if kind == "tool_parsers" else case.tool_parser
+    reasoning = parser if kind == "reasoning_parsers" else case.reasoning_parser
+    formats = [FORMATS[KINDS[0]].get(tools or ""), FORMATS[KINDS[1]].get(reasoning or "")]
+    special = frozenset(case.special or ())
+    if by_id:
+        special = frozenset(mark for form in formats if form for mark in form.markers if mark in case.text)
+    return Reader(tools=formats[0], reasoning=formats[1], request=case.request, special=special)
+
+
+def seen(found: Parsed) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    """Return what a client sees, in the form of a case."""
+    return found.reasoning, found.content, tuple((name, as_json(arguments)) for name, arguments in found.calls)
