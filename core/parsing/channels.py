@@ -49,15 +49,20 @@ def read_channels(
         kind: Kind | None = None
         start = None
         if not first:
-            while (yield from scan.layout(*channels.ends)):
-                pass
-            start = yield from scan.text(*channels.starts)
+            start = yield from scan.text(*channels.starts, *(channels.ends if scan.fresh else ()))
             if start is None:
                 return
+            if start in channels.ends:  # written twice, or of an answer that was not begun
+                scan.drop()
+                continue
         with scan.attempt():
             if first:
                 start = yield from scan.expect(*channels.goes_on)
-            header, head = ("", start) if start in channels.heads else (yield from scan.take(*channels.heads))
+            header, head = "", start
+            if start not in channels.heads:
+                header, head = yield from scan.take(*channels.heads, *channels.ends, channels.starts[0])
+                if head not in channels.heads:  # the header is broken, and what follows is not part of it
+                    raise Broken
             kind = channels.kind(f"{start}{header}{head}")
             if kind == "call":
                 if call is None:
@@ -72,7 +77,7 @@ def read_channels(
 
 def _text(channels: Channels, scan: Scan, kind: Kind) -> Reading:
     """Show the text of a message."""
-    show = scan.reasoning if kind == "thoughts" else scan.text
+    show = scan.reasoning if kind == "thoughts" else scan.content
     end = yield from show(*channels.ends, *channels.starts)
     if end in channels.starts:
         scan.unread(end)
