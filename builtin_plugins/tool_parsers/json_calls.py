@@ -29,12 +29,6 @@ def named(scan: Scan, call: Mapping[str, Any]) -> None:
     scan.call(call.get("name"), {} if arguments is None else arguments)
 
 
-def keyed(scan: Scan, call: Mapping[str, Any]) -> None:
-    """Note a call that is its arguments under its name."""
-    for name, arguments in call.items():
-        scan.call(name, arguments)
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """Where a family writes its JSON."""
@@ -111,6 +105,25 @@ def bare(scan: Scan, begun: str) -> Reading:
     note_all(scan, value)
 
 
+def read_apertus(scan: Scan, request: ParseRequest) -> Reading:
+    """Read a list of `{name: {...}}` between tags; a call is whole with its arguments, its own brackets may be missing."""
+    while (yield from scan.text("<|tools_prefix|>")):
+        with scan.attempt():
+            yield from scan.maybe("[")
+            while (yield from scan.maybe("{")):
+                while (yield from scan.maybe('"')):
+                    name, _ = yield from scan.take('"')
+                    yield from scan.expect(":")
+                    scan.call(name, (yield from scan.object()))
+                    scan.keep()
+                    yield from scan.maybe(",")
+                yield from scan.maybe("}")
+                scan.keep()
+                yield from scan.maybe(",")
+            yield from scan.maybe("]")
+            yield from scan.close_call("<|tools_suffix|>")
+
+
 def read_llama(scan: Scan, request: ParseRequest) -> Reading:
     """Read `{"name": ..., "parameters": {...}}`, several with `;` between them, each perhaps behind a tag."""
     while start := (yield from scan.text("<|python_tag|>", "{")):
@@ -138,10 +151,11 @@ def read_xlam(scan: Scan, request: ParseRequest) -> Reading:
                 yield from scan.close_call(ends[start])
 
 
-APERTUS: Final = tags(
-    "<|tools_prefix|>",
-    end="<|tools_suffix|>",
-    note=keyed,
+APERTUS: Final = ToolFormat(
+    read_apertus,
+    markers=("<|tools_prefix|>", "<|tools_suffix|>"),
+    call_ends=("<|tools_suffix|>",),
+    signs=("<|tools_prefix|>",),
     writes=CallText('{"{name}": ', "}", ", ", start="<|tools_prefix|>[", end="]<|tools_suffix|>"),
 )
 ERNIE45: Final = tags(

@@ -28,12 +28,18 @@ _ONE: Final = dict(zip("abfnrtv\\'\"\n", "\a\b\f\n\r\t\v\\'\"", strict=False)) |
 class Literals:
     """Reads one text, token by token."""
 
-    def __init__(self, text: str, grammar: re.Pattern[str], string: Callable[[str], str]) -> None:
-        """`grammar` finds tokens, `string` gives the text that a string token stands for."""
+    def __init__(
+        self, text: str, grammar: re.Pattern[str], string: Callable[[str], str], *, commas: bool = True
+    ) -> None:
+        """`grammar` finds tokens, `string` gives the text that a string token stands for.
+
+        `commas`: they must stand between pairs; else they may be left out.
+        """
         self._tokens = [(str(found.lastgroup), found[0]) for found in grammar.finditer(text)]
         self._tokens.append(("end", ""))
         self._at = 0
         self._string = string
+        self._commas = commas
         self._depth = 0
 
     def pairs(self, sign: str, end: str) -> dict[str, Any]:
@@ -44,7 +50,7 @@ class Literals:
             if kind not in ("word", "text") or not self._take(sign):
                 raise Broken
             found[self._string(name) if kind == "text" else name] = self.value()
-            if not self._take(",") and self._tokens[self._at][1] != end:
+            if not self._take(",") and self._commas and self._tokens[self._at][1] != end:
                 raise Broken
         return found
 
@@ -113,7 +119,7 @@ def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
     between = re.escape(quote)
     texts = rf"(?P<text>{between}(?:(?!{between}).)*+{between}|{_QUOTED}){_BARE}"
     grammar = re.compile(texts + _REST, re.DOTALL | re.VERBOSE)
-    literals = Literals(text, grammar, lambda token: _unquoted(token, quote))
+    literals = Literals(text, grammar, lambda token: _unquoted(token, quote), commas=False)
     value = literals.value()
     literals.finish()
     if not isinstance(value, dict):

@@ -13,7 +13,9 @@ from typing import Final
 
 from builtin_plugins.tool_parsers.json_calls import bare
 from builtin_plugins.tool_parsers.literals import gemma_arguments, python_arguments
-from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat
+from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat, typed_arguments
+
+BARE: Final = "call:"
 
 
 def calls(scan: Scan, end: str) -> Reading:
@@ -52,15 +54,30 @@ def read_tagged(tag: str, close: str, scan: Scan, request: ParseRequest) -> Read
             yield from scan.close_call(close)
 
 
-def read_gemma(tag: str, close: str, quote: str, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `call:name{argument:value}` between tags."""
-    while (yield from scan.text(tag)):
+def read_gemma(
+    tag: str, close: str, quote: str, scan: Scan, request: ParseRequest, *, literal: bool = False
+) -> Reading:
+    """Read `call:name{argument:value}` between tags, or where a line begins with it; sometimes `<call>` is in front.
+
+    `literal`: numbers and the like may stand between quotes, too.
+    """
+    while start := (yield from scan.text(tag, BARE, "<call>")):
         with scan.attempt():
-            yield from scan.expect("call:")
+            if start == tag:
+                yield from scan.maybe(":")
+                yield from scan.expect(BARE)
+            elif start == BARE and not scan.line_begins:
+                raise Broken
+            if start != tag:
+                scan.recovered(f"{tag} is missing in front of a call")
             name = yield from scan.word()
             arguments = yield from quoted_brackets(scan, quote)
             yield from scan.close_call(close)
-            scan.call(name, gemma_arguments(arguments, quote))
+            values = gemma_arguments(arguments, quote)
+            if literal:
+                texts = {key: value for key, value in values.items() if isinstance(value, str)}
+                values |= typed_arguments(texts, request.parameters(name))
+            scan.call(name, values)
 
 
 def quoted_brackets(scan: Scan, quote: str) -> Reading:
@@ -83,8 +100,14 @@ def form(read: Callable[..., Reading], *texts: str) -> ToolFormat:
     return ToolFormat(partial(read, *texts), markers=texts, call_ends=texts[1:2], signs=texts[:1])
 
 
-FUNCTIONGEMMA: Final = form(read_gemma, "<start_function_call>", "<end_function_call>", "<escape>")
-GEMMA4: Final = form(read_gemma, "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTIONGEMMA: Final = form(
+    partial(read_gemma, literal=True), "<start_function_call>", "<end_function_call>", "<escape>"
+)
+GEMMA4: Final = replace(
+    form(read_gemma, "<|tool_call>", "<tool_call|>", '<|"|>'),
+    markers=("<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>"),
+    call_ends=("<tool_call|>", "<turn|>"),
+)
 LFM2: Final = replace(form(read_tagged, "<|tool_call_start|>", "<|tool_call_end|>"), signs=("<|tool_list_start|>",))
 OLMO3: Final = form(read_tagged, "<function_calls>", "</function_calls>")
 PYTHONIC: Final = form(read_lists, "<|python_start|>", "<|python_end|>")

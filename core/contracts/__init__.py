@@ -29,8 +29,8 @@ from core.contracts.runners import Calls, Pending, Runner, RunnerBatch, Stage, S
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import (
-    Command,
     CallStats,
+    Command,
     HttpStats,
     MetricSink,
     OpImplementation,
@@ -52,6 +52,7 @@ __all__ = [
     "AttentionInputs",
     "AttentionParams",
     "BuildContext",
+    "CallStats",
     "Calls",
     "ChatRenderer",
     "Client",
@@ -67,7 +68,6 @@ __all__ = [
     "Grammar",
     "GrammarBackend",
     "GrammarState",
-    "CallStats",
     "HttpStats",
     "Kept",
     "LinearMethod",

@@ -362,10 +362,10 @@ class Scan:
             self._settle()
 
     def keep(self) -> None:
-        """Let the calls that this attempt has made so far count: what breaks behind them takes none of them along."""
-        if self._calls:
+        """Let what this attempt has read so far count, if there were calls: what breaks behind it takes none along."""
+        if self._calls or self._kept:
             self._shown.recovered(self._recovered)
-            self._shown.call(self._calls)
+            self._shown.call(self._calls or [])
             self._calls, self._recovered, self._raw, self._kept = [], [], [], True
 
     def recovered(self, what: str) -> None:

@@ -107,12 +107,18 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
 
 
 def _spelled(text: str, allowed: set[str]) -> Any:
-    """Return what no JSON says: Python's words for true, false and nothing, where the schema has them."""
+    """Return what no JSON says, where the schema has it: Python's true, false and nothing, JSON that is escaped once more."""
     word = text.strip().lower()
     if word in ("true", "false") and "boolean" in allowed:
         return word == "true"
     if word in ("none", "null") and "null" in allowed:
         return None
+    if '\\"' in text and not {"array", "object"}.isdisjoint(allowed):
+        try:
+            value = read_json(read_json(f'"{text}"'))
+        except Broken:
+            return text
+        return value if _type_of(value) in allowed else text
     return text
 
 

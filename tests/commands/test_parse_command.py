@@ -43,6 +43,14 @@ def test_without_parsers_all_is_content(parse) -> None:
     assert "content           '<think>x'" in parse("<think>x")[1]
 
 
+def test_what_was_recovered_is_told(parse) -> None:
+    loose = '<tool_call><tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>'
+    told = json.loads(parse(loose, "--tool-call-parser", "hermes", "--json")[1])["recoveries"]
+    assert told == ["a begin written twice", "} is missing before </tool_call>"]
+    assert "recovered         a begin written twice" in parse(loose, "--tool-call-parser", "hermes")[1]
+    assert "recover" not in parse(TEXT, "--tool-call-parser", "hermes")[1]
+
+
 def test_tools_give_arguments_their_types(parse, tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
     (tmp_path / "tools.json").write_text(json.dumps(tools))

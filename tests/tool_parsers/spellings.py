@@ -59,6 +59,11 @@ def unquoted(text: str) -> str:
     return text.replace('">', '"', 1)
 
 
+def unopened(text: str) -> str:
+    """A call whose arguments do not begin."""
+    return text.replace("{", "", 1)
+
+
 def dsml(section: str, invoke: str, parameter: str) -> Spelling:
     def one(name: str, arguments: Arguments) -> str:
         lines = [
@@ -111,6 +116,10 @@ MUSE = Spelling(
     broken=unquoted,
 )
 LLAMA = Spelling(lambda name, args: as_json(name, args, "parameters"), "; ".join)
+COHERE = Spelling(
+    lambda name, args: dumps({"tool_call_id": "0", "tool_name": name, "parameters": args}),
+    between("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>", ",\n    "),
+)
 LIST_OF_JSON = Spelling(as_json, between("<tool_calls>[\n", "\n]</tool_calls>", ",\n"))
 
 
@@ -145,17 +154,19 @@ SPELLINGS: Mapping[str, Spelling] = {
     "apertus": Spelling(
         lambda name, args: dumps({name: args}), between("<|tools_prefix|>[", "]<|tools_suffix|>", ", ")
     ),
+    "cohere_command3": COHERE,
+    "cohere_command4": COHERE,
     "deepseek_v3": Spelling(
         lambda name, args: (
             f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(args)}\n```<｜tool▁call▁end｜>"
         ),
         between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n"),
-        lambda text: text.replace("}\n```<", "\n```<", 1),
+        unopened,
     ),
     "deepseek_v31": Spelling(
         lambda name, args: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>",
         between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-        lambda text: text.replace("}<", "<", 1),
+        unopened,
     ),
     "deepseek_v32": dsml("function_calls", "invoke", "parameter"),
     "deepseek_v4": dsml("tool_calls", "invoke", "parameter"),
@@ -193,6 +204,7 @@ SPELLINGS: Mapping[str, Spelling] = {
         between("<tool_calls>\n", "</tool_calls>"),
         GLM.broken,
     ),
+    "hy_v4": Spelling(GLM.one, between("<tool_calls>\n", "</tool_calls>", "\n"), GLM.broken),
     "inkling": Spelling(
         lambda name, args: (
             f"<|message_model|>{name}<|content_invoke_tool_json|>{as_json(name, args, 'args')}<|end_message|>"
@@ -216,7 +228,7 @@ SPELLINGS: Mapping[str, Spelling] = {
             f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{dumps(args)}<|tool_call_end|>"
         ),
         between("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-        lambda text: text.replace("}<", "<", 1),
+        unopened,
     ),
     "kimi_k3": Spelling(
         kimi_k3,
@@ -263,7 +275,7 @@ SPELLINGS: Mapping[str, Spelling] = {
             f"<|plamo:msg|>{dumps(args)}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
         ),
         between("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
-        lambda text: text.replace("}<", "<", 1),
+        unopened,
     ),
     "poolside_v1": GLM,
     "pythonic": PYTHONIC,
