@@ -33,7 +33,7 @@ class Literals:
     ) -> None:
         """`grammar` finds tokens, `string` gives the text that a string token stands for.
 
-        `commas`: they must stand between pairs; else they may be left out.
+        `commas`: they must stand between pairs; else they may be left out, and so may values.
         """
         self._tokens = [(str(found.lastgroup), found[0]) for found in grammar.finditer(text)]
         self._tokens.append(("end", ""))
@@ -49,7 +49,8 @@ class Literals:
             kind, name = self._next()
             if kind not in ("word", "text") or not self._take(sign):
                 raise Broken
-            found[self._string(name) if kind == "text" else name] = self.value()
+            missing = not self._commas and self._tokens[self._at][1] in (",", end)
+            found[self._string(name) if kind == "text" else name] = "" if missing else self.value()
             if not self._take(",") and self._commas and self._tokens[self._at][1] != end:
                 raise Broken
         return found

@@ -44,12 +44,13 @@ def read_channels(
     """
     if inside is not None:
         yield from _text(channels, scan, inside)
-    first = True
+    first, begins = True, [text for text in channels.starts if text == channels.starts[0] or text in channels.heads]
     while True:
         kind: Kind | None = None
         start = None
         if not first:
-            start = yield from scan.text(*channels.starts, *(channels.ends if scan.fresh else ()))
+            ends = channels.ends if scan.fresh else ()
+            start = yield from scan.text(*channels.starts, *ends, begins=begins)
             if start is None:
                 return
             if start in channels.ends:  # written twice, or of an answer that was not begun

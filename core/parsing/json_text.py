@@ -11,9 +11,12 @@ class Broken(Exception):
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none."""
+    """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none.
+
+    Python's `NaN` and `Infinity`, which JSON has not, are their names.
+    """
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return json.loads(text, strict=False, parse_constant=str)
     except (ValueError, RecursionError) as error:
         raise Broken from error
 
@@ -24,7 +27,3 @@ def write_json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Broken from error
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)

@@ -117,13 +117,14 @@ class Scan:
         """Say whether only white space stands in its line in front of the marker that `text` found."""
         return self._shown.line_begins
 
-    def text(self, *ends: str) -> Waits:
+    def text(self, *ends: str, begins: Sequence[str] = ()) -> Waits:
         """Show text as content up to the first of some markers; return the marker, or None at the end of the output.
 
         The marker belongs to the attempt that follows: if that breaks, it is text as well. Without one it is layout.
         Of a format that states what ends calls it may come twice, and with nothing between it and an end it is layout.
+        `begins`: those of the markers with which another call may begin in a broken one; all, where none are given.
         """
-        self._starts = ends
+        self._starts = tuple(begins) or ends
         more = [end for end in self._ends if end not in ends]
         while more and (yield from self.layout(*more)):
             self.recovered("an end written twice, or of nothing")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from formats import reader_of
-from written import KINDS, Written, as_json, cases
+from formats import FORMATS, reader_of
+from written import KINDS, Family, Written, as_json, cases, families
 
 from core.testing.parsing import NUM_CHUNKINGS, Parsed
 
+LEAST = {"tool_parsers": 40, "reasoning_parsers": 20}
+"""Cases of each format, half of them malformed ones that are published."""
 
-@pytest.fixture(params=[5, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
+
+@pytest.fixture(params=[3, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
 def count(request: pytest.FixtureRequest) -> int:
     """How many random chunkings."""
     return int(request.param)
@@ -27,7 +30,21 @@ def test_what_is_written_is_read(kind: str, parser: str, case: Written, count: i
     assert {index: found[index] for index in ids} == ids
     if case.special is None:
         by_id = reader_of(kind, parser, case, by_id=True)
-        assert seen(by_id.check(case.text, count=count // 5))[2] == case.expected_calls
+        assert seen(by_id.check(case.text, count=count // 4))[2] == case.expected_calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [pytest.param(kind, found, id=f"{kind}/{found.file}") for kind in KINDS for found in families(kind)],
+)
+def test_a_format_has_enough_cases(kind: str, family: Family) -> None:
+    assert family.parsers
+    assert {*family.parsers} <= {*FORMATS[kind]}
+    assert len({case.name for case in family.cases}) == len(family.cases)
+    if family.parsers == ("identity",):  # reads nothing
+        return
+    published = [case for case in family.cases if case.malformed and case.source.startswith("https://")]
+    assert (len(family.cases) >= LEAST[kind], len(published) >= LEAST[kind] // 2) == (True, True)
 
 
 def seen(found: Parsed) -> tuple[str, str, tuple[tuple[str, str], ...]]:
