@@ -185,6 +185,10 @@ class Scan:
         """Show as content what the prompt has of the answer."""
         self._shown.say(text, Text)
 
+    def apart(self, text: str) -> None:
+        """Let content that comes stand apart by a text from that before it."""
+        self._shown.apart(text)
+
     def skip(self, *ends: str) -> Waits:
         """Leave out everything up to the first of some markers; return the marker, or None at the end."""
         while True:

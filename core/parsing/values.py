@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import chain
 from math import isfinite
@@ -12,6 +13,8 @@ from core.parsing.json_text import Broken, read_json
 _TYPES_OF_NUMBERS = {"integer", "number"}
 _OTHER_NAMES = {"float": "number", "double": "number", "int": "integer", "bool": "boolean", "str": "string"}
 """What clients write for JSON's types, though no standard has it."""
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _CHOICES = ("anyOf", "oneOf")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
 """What models write around arguments that have no such property."""
@@ -46,7 +49,7 @@ def _object_in(value: Any) -> Mapping[str, Any] | None:
 def _fitting(value: Any, schema: Any) -> Any:
     """Return a value in which texts, where the schema allows none, are what it does allow; as they are if they can't."""
     if isinstance(value, str):
-        allowed = _types(schema)
+        allowed = schema_types(schema)
         value = typed_value(value, schema) if allowed and "string" not in allowed else value
     if isinstance(value, Mapping):
         known = _stated(schema, "properties")
@@ -78,7 +81,7 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
 
     Where the schema says nothing, what reads as JSON other than a string is that, if `literal`; all else is text.
     """
-    allowed = _types(schema)
+    allowed = schema_types(schema)
     if allowed == {"string"} or not (allowed or literal):
         return text
     try:
@@ -91,20 +94,20 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
         return value
     if allowed & _TYPES_OF_NUMBERS and isinstance(value, float) and value.is_integer():
         return int(value)
-    return text
+    return _spelled(text, allowed)
 
 
 def _spelled(text: str, allowed: set[str]) -> Any:
-    """Return what no JSON says: Python's words for true, false and nothing, where the schema has them."""
+    """Return what JSON says otherwise: Python's words for true, false and nothing, and numbers that begin with 0 or +."""
     word = text.strip().lower()
-    if word in ("true", "false") and "boolean" in allowed:
-        return word == "true"
+    if word in _BOOLEANS and "boolean" in allowed:
+        return _BOOLEANS[word]
     if word in ("none", "null") and "null" in allowed:
         return None
-    return text
+    return int(word) if allowed & _TYPES_OF_NUMBERS and _INTEGER.fullmatch(word) else text
 
 
-def _types(schema: Any) -> set[str]:
+def schema_types(schema: Any) -> set[str]:
     """Return the JSON types a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping):
         return set()
@@ -115,7 +118,7 @@ def _types(schema: Any) -> set[str]:
         return {_OTHER_NAMES.get(name, name) for name in stated if isinstance(name, str)}
     for choice in _CHOICES:
         if isinstance(schema.get(choice), (list, tuple)):
-            return set().union(*map(_types, schema[choice]))
+            return set().union(*map(schema_types, schema[choice]))
     if isinstance(schema.get("enum"), (list, tuple)):
         return {_type_of(value) for value in schema["enum"]}
     return set()
