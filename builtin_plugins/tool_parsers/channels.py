@@ -1,7 +1,7 @@
 """Families that write messages on channels, thoughts, answers and calls alike.
 
 Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of thinkingmachines/Inkling and
-meta's Muse Glimmer, and the XTML encoding published with moonshotai/Kimi-K3. Thoughts are reasoning here, too, so that
+meta's Muse Glimmer, CohereLabs/c4ai-command-a-03-2025 and Command A+, and the XTML encoding published with moonshotai/Kimi-K3. Thoughts are reasoning here, too, so that
 each of these parsers can stand alone.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from builtin_plugins.tool_parsers.json_calls import ARGUMENTS, one_or_list
 from builtin_plugins.tool_parsers.tagged import invokes, read_arguments, read_name
 from core.api import (
     Broken,
@@ -29,6 +31,7 @@ _TO: Final = re.compile(r"to=([^\s<]+)")
 _NO_TOOLS: Final = ("assistant", "browser", "container", "python")
 """Recipients of harmony that are the model itself or its own, which no client offers."""
 _ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
+_ATTRIBUTES: Final = re.compile(r'(?:\s*\w++="[^"]*+")*+\s*')
 ATEM: Final = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:", literal=True)
 MUSE_KINDS: Final[Mapping[str, Kind]] = {
     "self": "thoughts",
@@ -59,8 +62,16 @@ def inkling_kind(header: str) -> Kind:
 
 
 def kimi_kind(header: str) -> Kind:
-    """Tell a message by the name behind its tag."""
-    return "thoughts" if ">think<" in header else "call" if ">tools<" in header else "answer"
+    """Tell a message by the name behind its tag. Raises `Broken` for what is no message, but part of one."""
+    found = re.match(r"<\|open\|>(think|tools|response|message)\b", header)
+    if found is None:
+        raise Broken
+    return "thoughts" if found[1] == "think" else "call" if found[1] == "tools" else "answer"
+
+
+def cohere_kind(header: str) -> Kind:
+    """Tell a message by its tag, which is all of its header."""
+    return "thoughts" if "THINKING" in header else "call" if "ACTION" in header else "answer"
 
 
 HARMONY: Final = Channels(
@@ -81,8 +92,15 @@ INKLING: Final = Channels(
 KIMI_K3: Final = Channels(
     starts=("<|open|>",),
     heads=("<|sep|>",),
-    ends=tuple(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message")),
+    ends=tuple(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message", "tools")),
     kind=kimi_kind,
+)
+COHERE: Final = Channels(
+    starts=tuple(f"<|START_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
+    heads=tuple(f"<|START_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
+    ends=tuple(f"<|END_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
+    kind=cohere_kind,
+    goes_on=tuple(f"<|START_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
 )
 MUSE: Final = Channels(
     starts=("<|start|>",),
@@ -105,7 +123,9 @@ def harmony_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     arguments: Any = {}
     if not (yield from scan.maybe(*HARMONY.ends)):
         arguments = yield from scan.object()
-        yield from scan.maybe(*HARMONY.ends)
+        if not (yield from scan.maybe(*HARMONY.ends)) and (yield from scan.maybe("<|")):  # perhaps cut off
+            scan.unread("<|")
+            yield from end_of(HARMONY, scan)
     scan.call(found and found[1].removeprefix("functions."), arguments)
 
 
@@ -113,7 +133,20 @@ def inkling_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     """Read `{"name": ..., "args": {...}}`."""
     call = yield from scan.object()
     yield from end_of(INKLING, scan)
-    scan.call(call.get("name"), call.get("args", {}))
+    scan.call(call.get("name"), call.get("args") or {})
+
+
+def cohere_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+    """Read a list of `{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}`."""
+    yield from one_or_list(scan, (yield from scan.expect("[", "{")), cohere_note)
+    yield from end_of(COHERE, scan)
+
+
+def cohere_note(scan: Scan, call: Mapping[str, Any]) -> None:
+    """Note a call with the id that the model gives it."""
+    given = call.get("tool_call_id")
+    arguments = next((call[key] for key in ARGUMENTS if key in call), None)
+    scan.call(call.get("tool_name", call.get("name")), arguments or {}, None if given is None else str(given))
 
 
 def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
@@ -143,16 +176,26 @@ def muse_inline(request: ParseRequest) -> tuple[str, ...]:
 
 def kimi_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     """Read calls up to the end of their section, arguments with their types."""
-    call, argument, call_end, section_end = (
+    section, call, argument, call_end, section_end = (
+        "<|open|>tools<|sep|>",
         "<|open|>call",
         "<|open|>argument",
         "<|close|>call<|sep|>",
         "<|close|>tools<|sep|>",
     )
+    while (yield from scan.maybe(section)):
+        scan.recovered("a begin written twice")
+    if (yield from scan.maybe(section_end)):
+        scan.recovered("a begin and an end with nothing between them")
+        scan.drop()
+        return
     while (yield from scan.maybe(call)):
         tool = (yield from attributes(scan)).get("tool")
         arguments: dict[str, Any] = {}
-        while (yield from scan.maybe(argument)):
+        while found := (yield from scan.maybe(argument, "{")):
+            if found == "{":
+                arguments = yield from scan.object("{")
+                break
             given = yield from attributes(scan)
             text, end = yield from scan.take("<|close|>argument<|sep|>", argument, call_end)
             if end in (argument, call_end):
@@ -162,12 +205,15 @@ def kimi_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
         if not (arguments or ended):  # the output ends where arguments may have been to come
             raise Broken
         scan.call(tool, arguments)
+        scan.keep()
     yield from scan.close_call(section_end, before=KIMI_K3.ends)
 
 
 def attributes(scan: Scan) -> Reading:
     """Return what a tag says of itself."""
     written, _ = yield from scan.take("<|sep|>")
+    if not _ATTRIBUTES.fullmatch(written):
+        raise Broken
     return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in _ATTRIBUTE.findall(written)}
 
 
@@ -183,10 +229,12 @@ def form(
         yield from read_channels(channels, scan, partial(call, request), inline=inline(request))
 
     tags = [text for text in channels.markers if text.count("<|") == 1]
-    return ToolFormat(read, markers=(*tags, *more), signs=channels.heads + channels.ends[:1])
+    signs = channels.heads + channels.ends[:1]
+    return ToolFormat(read, markers=(*tags, *more), call_ends=channels.ends, signs=signs)
 
 
 KIMI_K3_FORMAT: Final = form(KIMI_K3, kimi_call, "<|close|>")
+COHERE_FORMAT: Final = replace(form(COHERE, cohere_call), signs=("<|START_ACTION|>", "tool_call_id"))
 HARMONY_FORMAT: Final = form(HARMONY, harmony_call, "<|constrain|>")
 INKLING_FORMAT: Final = form(INKLING, inkling_call)
 MUSE_FORMAT: Final = form(MUSE, muse_call, inline=muse_inline)

@@ -51,13 +51,24 @@ def read(form: Form, scan: Scan, request: ParseRequest) -> Reading:
     """Read `start JSON end`, or `start JSON JSON end`."""
     while start := (yield from scan.text(*form.starts)):
         with scan.attempt():
-            bracket = start[-1] if start[-1] in "[{" else ""  # `functools[`
-            note_all(scan, (yield from scan.json(bracket)), form.note)
-            while form.end and (bracket := (yield from scan.maybe("{", "["))):
-                note_all(scan, (yield from scan.json(bracket)), form.note)
+            bracket = start[-1] if start[-1] in "[{" else (yield from scan.expect("{", "["))  # `functools[`
+            while bracket:
+                yield from one_or_list(scan, bracket, form.note)
+                bracket = (yield from scan.maybe("{", "[")) if form.end else None
             if form.end:
                 yield from scan.close_call(form.end)
-        yield from scan.layout(*form.behind)
+
+
+def one_or_list(scan: Scan, bracket: str, note: Callable[[Scan, Mapping[str, Any]], None]) -> Reading:
+    """Note the call, or the calls of the list, whose first bracket was read; of a broken list those before the break."""
+    if bracket == "{":
+        note(scan, (yield from scan.object(bracket)))
+        return
+    while (yield from scan.maybe("{")):
+        note(scan, (yield from scan.object("{")))
+        scan.keep()
+        yield from scan.maybe(",")
+    yield from scan.maybe("]")
 
 
 def note_all(scan: Scan, value: Any, note: Callable[[Scan, Mapping[str, Any]], None] = named) -> None:
@@ -142,6 +153,7 @@ ERNIE45: Final = tags(
 GIGACHAT3: Final = replace(
     tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
     markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
+    call_ends=("<|message_sep|>",),
     signs=("function call", "<|role_sep|>"),
     writes=one_by_one("<|function_call|>"),
 )

@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from core.api import Broken
+from core.api import Broken, read_json
 
 WORDS: Final = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 MAX_DEPTH: Final = 100
+_QUOTED: Final = r'"(?:[^"\\]++|\\.)*+"'
+_BARE: Final = r"""|(?P<bare>[^\W\d][^,:{}\[\]"<>|]{0,200}+(?=[,}\]]))"""
+"""Words that should have been between quotes, up to what ends a value; of a bounded length, so that time is linear."""
 _REST: Final = r"""
     |(?P<number>[+-]?(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?+(?![\w.]))
     |(?P<word>[^\W\d][\w.\-]*+)
@@ -59,6 +62,8 @@ class Literals:
                 return _number(text)
             case "word", _ if text in WORDS:
                 return WORDS[text]
+            case "bare", _:
+                return WORDS.get(text.strip(), text.strip())
             case "mark", "[" | "(" | "{":
                 return self._nested(text)
         raise Broken
@@ -107,7 +112,7 @@ def python_arguments(text: str) -> dict[str, Any]:
     More than Python allows: names that are its keywords, JSON's words, line breaks and unescaped quotes in strings.
     """
     try:
-        literals = Literals(text[1:], PYTHON, _unquoted)
+        literals = Literals(text[1:], PYTHON, _python_text)
         found = literals.pairs("=", ")")
         literals.finish()
     except Broken:
@@ -123,32 +128,39 @@ def _loosely_quoted(text: str) -> dict[str, Any]:
         argument = _ARGUMENT.match(text, at)
         if argument is None:
             raise Broken
-        found[argument["name"]] = _unquoted(argument["text"]) if argument["text"] else _literal(argument["plain"])
+        found[argument["name"]] = _python_text(argument["text"]) if argument["text"] else _literal(argument["plain"])
         at = argument.end()
     return found
 
 
 def _literal(text: str) -> Any:
-    literals = Literals(text, PYTHON, _unquoted)
+    literals = Literals(text, PYTHON, _python_text)
     value = literals.value()
     literals.finish()
     return value
 
 
-def _unquoted(token: str) -> str:
+def _python_text(token: str) -> str:
     return _ESCAPE.sub(_unescaped, token[1:-1])
 
 
 def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
     """Return arguments as `name:value,...` with strings between two of some quote, from bracket to bracket."""
     between = re.escape(quote)
-    grammar = re.compile(rf"(?P<text>{between}(?:(?!{between}).)*+{between})" + _REST, re.DOTALL | re.VERBOSE)
-    literals = Literals(text, grammar, lambda token: token[len(quote) : -len(quote)])
+    texts = rf"(?P<text>{between}(?:(?!{between}).)*+{between}|{_QUOTED}){_BARE}"
+    grammar = re.compile(texts + _REST, re.DOTALL | re.VERBOSE)
+    literals = Literals(text, grammar, lambda token: _unquoted(token, quote))
     value = literals.value()
     literals.finish()
     if not isinstance(value, dict):
         raise Broken
     return value
+
+
+def _unquoted(token: str, quote: str) -> str:
+    if token.startswith(quote):
+        return token[len(quote) : -len(quote)]
+    return str(read_json(token))
 
 
 def _number(text: str) -> int | float:

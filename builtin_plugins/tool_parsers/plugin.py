@@ -6,6 +6,8 @@ from core.api import Entry, hookimpl
 
 FORMATS = (
     ("apertus", "json_calls:APERTUS", "a list of {name: arguments} between tags: Apertus"),
+    ("cohere_command3", "channels:COHERE_FORMAT", "a list of JSON between action tokens: Command A"),
+    ("cohere_command4", "channels:COHERE_FORMAT", "a list of JSON between action tokens: Command A+"),
     ("deepseek_v3", "tagged:DEEPSEEK_V3", "a name and a block of JSON between special tokens: DeepSeek V3, R1"),
     ("deepseek_v31", "tagged:DEEPSEEK_V31", "a name and JSON between special tokens: DeepSeek V3.1"),
     ("deepseek_v32", "tagged:DEEPSEEK_V32", "DSML invokes: DeepSeek V3.2"),
@@ -24,6 +26,7 @@ FORMATS = (
     ("hermes", "hermes:HERMES", "<tool_call>{json}</tool_call>: Hermes 2 Pro and 3, Qwen 2.5 and 3"),
     ("hunyuan_a13b", "json_calls:HUNYUAN_A13B", "a list of JSON in <tool_calls>: Hunyuan A13B"),
     ("hy_v3", "tagged:HY_V3", "<arg_key> and <arg_value> in <tool_calls>: Hy3"),
+    ("hy_v4", "tagged:HY_V4", "<arg_key> and <arg_value> in <tool_calls>, or <tool_calls:opensource>: Hy4"),
     ("inkling", "channels:INKLING_FORMAT", "JSON in a message of its own: Inkling"),
     ("internlm", "json_calls:INTERNLM", "JSON between action tokens: InternLM 2.5"),
     ("jamba", "json_calls:JAMBA", "a list of JSON in <tool_calls>: Jamba 1.5"),

@@ -4,7 +4,7 @@ Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 an
 DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct,
 ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
 MiniMaxAI/MiniMax-M2, rednote-hilab/dots, openbmb/MiniCPM5, zai-org/GLM-4.5 and GLM-4.7, poolside's Laguna (v1),
-inclusionAI/Ling-3, tencent/Hy3, LLM360/K2-Horizon and pfnet/plamo-3.
+inclusionAI/Ling-3, tencent/Hy3 and Hy4, LLM360/K2-Horizon and pfnet/plamo-3.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+from builtin_plugins.tool_parsers.json_calls import named
 from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat, typed_arguments
 
 
@@ -42,6 +43,8 @@ class Tags:
     """Values stand on lines of their own: the line breaks around them are layout."""
     literal: bool = False
     """Values other than texts are written as JSON: that they are where the tool's schema says nothing, too."""
+    objects: bool = False
+    """A call may also be one JSON object, its name in it."""
     ids: bool = False
     """A name is written as part of the call's id: `functions.name:0`."""
     quoted: bool = False
@@ -51,7 +54,7 @@ class Tags:
     optional: tuple[str, ...] = ()
     """Which texts in front of a name or behind it may be missing."""
     between: tuple[str, ...] = ()
-    """What may stand behind calls, and is layout."""
+    """What may stand behind calls as ends do."""
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -69,23 +72,25 @@ class Tags:
         return self.value_end, *self.keys, self.end[0]
 
 
-def read(tags: Tags, scan: Scan, request: ParseRequest) -> Reading:
+def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Reading:
     """Read calls, in a section or not, text around."""
-    starts = tuple(filter(None, (tags.section[0], *tags.calls)))
-    behind = tuple(filter(None, (tags.section[1], *tags.between)))
+    starts = {text: tags for tags in spellings for text in (tags.section[0], *tags.calls) if text}
     while start := (yield from scan.text(*starts)):
+        tags = starts[start]
         with scan.attempt():
             if start not in tags.calls:
                 yield from (scan.maybe if tags.call[0] in tags.optional else scan.expect)(*tags.calls)
             yield from all_of(scan, tags.call[1:], tags.optional)
+            if tags.objects and (yield from scan.maybe("{")):
+                named(scan, (yield from scan.object("{")))
+                yield from scan.close_call(*tags.end)
+                continue
             written = yield from read_name(tags, scan)
             name, call_id = name_and_id(written) if tags.ids else (written, None)
             arguments = yield from read_arguments(tags, scan, request.parameters(name))
             if tags.ids and written.isdecimal():
                 name, call_id = only_tool_for(arguments, request), written
             scan.call(name, arguments, call_id)
-        while behind and (yield from scan.layout(*behind)):
-            pass
 
 
 def all_of(scan: Scan, texts: Iterable[str], optional: Sequence[str] = ()) -> Reading:
@@ -148,6 +153,7 @@ def read_value(tags: Tags, scan: Scan, key_end: str) -> Reading:
         return text
     text, end = yield from scan.take(*tags.value_ends)
     if end != tags.value_end:
+        scan.recovered(f"the end of a value is missing before {end}")
         scan.unread(end)
         text = text.rstrip()
     return text.removeprefix("\n").removesuffix("\n") if tags.lines else text
@@ -182,11 +188,13 @@ def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
         call=(f'<｜DSML｜{invoke} name="',),
         named=('">',),
         key=f'<｜DSML｜{parameter} name="',
-        key_ends=('" string="true">', '" string="false">'),
+        key_ends=('" string="true">', '" string="false">', '">'),
         value_end=f"</｜DSML｜{parameter}>",
         end=(f"</｜DSML｜{invoke}>",),
     )
-    return ToolFormat(partial(read, tags), markers=("｜DSML｜",), call_ends=ends_of(tags), signs=("｜DSML｜", section))
+    return ToolFormat(
+        partial(read, [tags]), markers=("｜DSML｜",), call_ends=ends_of(tags), signs=("｜DSML｜", section)
+    )
 
 
 def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> Tags:
@@ -218,33 +226,38 @@ def functions(tag: str, *, lines: bool = False) -> Tags:
     )
 
 
-def pairs(prefix: str = "", named: tuple[str, ...] = (), section: tuple[str, str] = ("", "")) -> Tags:
+def pairs(prefix: str = "", suffix: str = "", **given: Any) -> Tags:
     """Return calls as `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`."""
-    return Tags(
-        section=section,
-        call=(f"<{prefix}tool_call>",),
-        named=named,
-        key=f"<{prefix}arg_key>",
-        key_ends=(f"</{prefix}arg_key>",),
-        value=(f"<{prefix}arg_value>",),
-        value_end=f"</{prefix}arg_value>",
-        end=(f"</{prefix}tool_call>",),
+    tags = Tags(
+        call=(f"<{prefix}tool_call{suffix}>",),
+        named=(),
+        key=f"<{prefix}arg_key{suffix}>",
+        key_ends=(f"</{prefix}arg_key{suffix}>",),
+        value=(f"<{prefix}arg_value{suffix}>",),
+        value_end=f"</{prefix}arg_value{suffix}>",
+        end=(f"</{prefix}tool_call{suffix}>",),
         literal=True,
     )
+    return replace(tags, **given)
 
 
-def form(tags: Tags, **given: Any) -> ToolFormat:
-    """Return a format; which of its texts are special tokens is the tokenizer's to say."""
-    texts = (*tags.section, *tags.call, *tags.named, *tags.end, tags.key, *tags.value, tags.value_end, *tags.type)
-    markers = [text for text in texts if text[:1] == "<" and text[-1:] == ">"]
+def form(*spellings: Tags, **given: Any) -> ToolFormat:
+    """Return a format, perhaps with several spellings; which texts are special tokens is the tokenizer's to say."""
+    markers = [text for tags in spellings for text in texts_of(tags) if text[:1] == "<" and text[-1:] == ">"]
+    tags = spellings[0]
     signs = tuple(filter(None, (tags.section[0], tags.call[0], tags.key)))
-    stated = {"call_ends": ends_of(tags), "signs": signs, **given}
-    return ToolFormat(partial(read, tags), markers=tuple(dict.fromkeys(markers)), **stated)
+    stated = {"call_ends": ends_of(*spellings), "signs": signs, **given}
+    return ToolFormat(partial(read, spellings), markers=tuple(dict.fromkeys(markers)), **stated)
 
 
-def ends_of(tags: Tags) -> tuple[str, ...]:
+def texts_of(tags: Tags) -> tuple[str, ...]:
+    """Return all that tags are written with."""
+    return (*tags.section, *tags.call, *tags.named, *tags.end, tags.key, *tags.value, tags.value_end, *tags.type)
+
+
+def ends_of(*spellings: Tags) -> tuple[str, ...]:
     """Return what ends a call, or all of them."""
-    return tuple(filter(None, (*tags.end, tags.section[1])))
+    return tuple(text for tags in spellings for text in (*tags.end, tags.section[1], *tags.between) if text)
 
 
 def deepseek(
@@ -306,9 +319,16 @@ DEEPSEEK_V41: Final = dsml(" calls", " invoke", " parameter")
 DOTS: Final = form(invokes("<dots_function_call>", "</dots_function_call>"))
 GLM45: Final = form(pairs())
 HY_V3: Final = form(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))
+HY_V4: Final = form(
+    pairs(section=("<tool_calls>", "</tool_calls>"), literal=False),
+    pairs(suffix=":opensource", section=("<tool_calls:opensource>", "</tool_calls:opensource>"), literal=False),
+)
 K2_HORIZON: Final = form(
-    replace(
-        pairs("ifm|", section=("<ifm|tool_calls>", "</ifm|tool_calls>")), type=("<ifm|arg_type>", "</ifm|arg_type>")
+    pairs(
+        "ifm|",
+        section=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        type=("<ifm|arg_type>", "</ifm|arg_type>"),
+        objects=True,
     )
 )
 KIMI_K2: Final = form(KIMI_TAGS, call_id=call_id_of_kimi)

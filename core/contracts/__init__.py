@@ -30,6 +30,7 @@ from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import (
     Command,
+    CallStats,
     HttpStats,
     MetricSink,
     OpImplementation,
@@ -66,6 +67,7 @@ __all__ = [
     "Grammar",
     "GrammarBackend",
     "GrammarState",
+    "CallStats",
     "HttpStats",
     "Kept",
     "LinearMethod",

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import HttpStats, MetricSink, RequestStats, StepStats, TokenStats
+from core.contracts import CallStats, HttpStats, MetricSink, RequestStats, StepStats, TokenStats
 from core.engine.followed import ClientRequest
 from core.text.sequence import GrowingSequence
 
@@ -73,6 +73,10 @@ class Sinks:
     def http(self, stats: HttpStats) -> None:
         """Give the sinks that ask for it the numbers of one HTTP request."""
         self._tell("http", stats)
+
+    def calls(self, stats: CallStats) -> None:
+        """Give the sinks that ask for it the calls of tools that an answer brought."""
+        self._tell("calls", stats)
 
     def _tell(self, name: str, what: Any) -> None:
         for guarded in self.guarded:

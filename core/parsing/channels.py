@@ -46,9 +46,11 @@ def read_channels(
     inside: Kind | None = None,
     inline: tuple[str, ...] = (),
 ) -> Reading:
-    """Show thoughts as reasoning and answers as content; `call` reads the text of a call, whose header it is given, and
-    returns what ended it if that may end all. Without `call`, calls are content as they are written, for the tool parser to read.
-    `inside`: the prompt has begun such a message. `inline`: headers with their heads that begin one without a start.
+    """Show thoughts as reasoning and answers as content; `call` reads the text of a call, whose header it is given.
+
+    It returns what ended the call, if that may end all. Without `call`, calls are content as they are written, for the
+    tool parser to read. `inside`: the prompt has begun such a message. `inline`: headers with their heads that begin
+    one without a start.
     """
     starts = (*channels.starts, *inline)
     first, end = inside is None, None
@@ -59,21 +61,26 @@ def read_channels(
         kind: Kind | None = None
         start = None
         if not first:
-            while end not in channels.stops and (end := (yield from scan.layout(*channels.ends))):
-                pass
             if end in channels.stops:
                 yield from scan.skip()
                 return
-            start = yield from scan.text(*starts)
+            start = yield from scan.text(*starts, *(channels.ends if scan.fresh else ()))
             if start is None:
                 return
+            if start in channels.ends:  # written twice, or of an answer that was not begun
+                scan.drop()
+                end = start
+                continue
         end = None
         with scan.attempt():
             if first:
                 start = yield from scan.expect(*channels.goes_on)
-            whole = start in channels.heads or start in inline
-            header, head = (start, "") if whole else (yield from scan.take(*channels.heads))
-            header = header if whole else f"{start}{header}{head}"
+            header, head = "", start
+            if start not in channels.heads and start not in inline:
+                header, head = yield from scan.take(*channels.heads, *channels.ends, channels.starts[0])
+                if head not in channels.heads:  # the header is broken, and what follows is not part of it
+                    raise Broken
+            header = start if start == head else f"{start}{header}{head}"
             kind = channels.kind(header)
             if kind == "call":
                 if call is None:
@@ -91,7 +98,7 @@ def read_channels(
 
 def _text(channels: Channels, scan: Scan, kind: Kind, starts: tuple[str, ...]) -> Reading:
     """Show the text of a message; return what ended it, None where the next one begins or the output ends."""
-    show = {"thoughts": scan.reasoning, "answer": scan.text, "hidden": scan.skip}[kind]
+    show = {"thoughts": scan.reasoning, "answer": scan.content, "hidden": scan.skip}[kind]
     end = yield from show(*channels.ends, *starts)
     if end in starts:
         scan.unread(end)

@@ -34,7 +34,13 @@ class Call(msgspec.Struct, frozen=True):
     """Where the model itself gives its calls ids."""
 
 
-Event = Text | Reasoning | Call
+class Recovery(msgspec.Struct, frozen=True):
+    """How something was read that is not as its format has it. Clients do not see it."""
+
+    what: str
+
+
+Event = Text | Reasoning | Call | Recovery
 
 
 def without_specials(event: Text | Reasoning) -> str:

@@ -62,6 +62,10 @@ class Scan:
         """What was read since the attempt began, the marker in front of it included; special tokens in each piece."""
         self._calls: list[Call] | None = None
         """Of the attempt under way; None outside of one."""
+        self._kept = False
+        """Some calls of that attempt count whatever becomes of it."""
+        self._recovered: list[str] = []
+        """How what that attempt read was not as the format has it."""
         self._shown = Shown()
 
     # --- for the runtime ---------------------------------------------------------------------------------
@@ -104,6 +108,11 @@ class Scan:
         return self._closed and self._at == len(self._text)
 
     @property
+    def fresh(self) -> bool:
+        """Say whether no text was shown since the start, or since a call, thoughts or layout."""
+        return self._shown.fresh
+
+    @property
     def line_begins(self) -> bool:
         """Say whether only white space stands in its line in front of the marker that `text` found."""
         return self._shown.line_begins
@@ -115,16 +124,25 @@ class Scan:
         Of a format that states what ends calls it may come twice, and with nothing between it and an end it is layout.
         """
         self._starts = ends
+        more = [end for end in self._ends if end not in ends]
+        while more and (yield from self.layout(*more)):
+            self.recovered("an end written twice, or of nothing")
         while True:
             found = yield from self._show(ends, Text)
             if found is None or not self._ends or len(found) == 1:  # a bracket may well come twice
                 return found
-            behind = found
+            behind = yield from self._follows((*self._ends, found))
             while behind == found:
+                self.recovered("a begin written twice")
                 behind = yield from self._follows((*self._ends, found))
             if behind is None:
                 return found
+            self.recovered("a begin and an end with nothing between them")
             self.drop()
+
+    def content(self, *ends: str) -> Waits:
+        """Show text as content up to the first of some markers; return the marker, or None at the end."""
+        return (yield from self._show(ends, Text))
 
     def reasoning(self, *ends: str) -> Waits:
         """Show text as reasoning up to the first of some markers; return the marker, or None at the end."""
@@ -272,11 +290,13 @@ class Scan:
         soft = [text for text in (*self._ends, *self._starts, *before) if text not in texts]
         found = yield from self.maybe(*texts, *soft)
         if found in soft:
+            self.recovered(f"the end of a call is missing before {found}")
             self.unread(found)
         elif found is None:
             rest = self._text[self._at :]
             if not self._closed or not any(text.startswith(rest) for text in (*texts, *soft)):
                 raise Broken
+            self.recovered(f"the end of a call is {'cut off' if rest else 'missing'} where the output ends")
             self._read(len(self._text))
         return found or ""
 
@@ -295,22 +315,30 @@ class Scan:
         return value
 
     def bracketed(self, begun: str = "", *, json: bool = False) -> Waits:
-        """Return the text from an opening bracket to the one that closes it, brackets inside strings left out."""
+        """Return the text from an opening bracket to the one that closes it, brackets inside strings left out.
+
+        Of JSON the last brackets may be missing where what ends a call follows: its author thought it whole.
+        """
         yield from self._skip_space()
         brackets, parts = Brackets(json=json), [begun]
         brackets.end(begun, 0, len(begun))
         while True:
             special = self._specials_in(self._at, len(self._text))
-            stop = special[0][0] if special else len(self._text)
+            stop, end, broken = special[0][0] if special else len(self._text), None, bool(special)
             try:
                 end = brackets.end(self._text, self._at, stop)
             except ValueError as error:
-                self._read(int(error.args[0]))
-                raise Broken from error
+                stop, broken = int(error.args[0]), True
             parts.append(self._read(stop if end is None else end))
             if end is not None:
                 return "".join(parts)
-            if special or self._closed:  # a special token is in no string
+            if json and broken and brackets.missing and self._ends:
+                found = yield from self._follows(self._ends)
+                if found is not None:
+                    self.unread(found)
+                    self.recovered(f"{brackets.missing} is missing before {found}")
+                    return "".join(parts) + brackets.missing
+            if broken or self._closed:
                 raise Broken
             yield
 
@@ -320,19 +348,36 @@ class Scan:
 
         So it is if no call was made.
         """
-        self._calls = []
+        self._calls, self._recovered, self._kept = [], [], False
+        whole = True
         try:
             yield
         except Broken:
-            self._calls = []
+            self._calls, self._recovered, whole = [], [], False
         finally:
             calls, self._calls = self._calls, None
-        if calls:
+        if calls or (whole and self._kept):
             self._raw = []
-            self._shown.call(calls)
+            self._shown.recovered(self._recovered)
+            if calls:
+                self._shown.call(calls)
         else:
             self._put_back()
             self._settle()
+
+    def keep(self) -> None:
+        """Let the calls that this attempt has made so far count: what breaks behind them takes none of them along."""
+        if self._calls:
+            self._shown.recovered(self._recovered)
+            self._shown.call(self._calls)
+            self._calls, self._recovered, self._raw, self._kept = [], [], [], True
+
+    def recovered(self, what: str) -> None:
+        """Tell how something was read that is not as the format has it; in an attempt, if that comes to a call."""
+        if self._calls is None:
+            self._shown.recovered([what])
+        else:
+            self._recovered.append(what)
 
     def call(self, name: Any, arguments: Any, call_id: str | None = None) -> None:
         """Note one tool call; `arguments` is an object, or its JSON text. Raises `Broken` for what is none.
@@ -346,7 +391,10 @@ class Scan:
         if not isinstance(arguments, dict):
             raise Broken
         if self._parameters is not None:
-            arguments = fitting_arguments(arguments, self._parameters(name.strip()))
+            fitting = fitting_arguments(arguments, self._parameters(name.strip()))
+            if fitting != arguments:
+                self.recovered("arguments fitted to the tool's schema")
+            arguments = fitting
         found = Call(name.strip(), write_json(arguments), call_id)
         if self._calls is not None:
             self._calls.append(found)
@@ -431,6 +479,7 @@ class Scan:
         if again == stop or num_reread > MOST_REREAD * (self._num_read - self._num_reread):
             return
         self._num_reread = num_reread
+        self._shown.recovered(["a broken call in front of another"])
         self._at = start
         self._raw = [begun]
         self._read(again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.parsing.events import Call, Event, Reasoning, Text
+from core.parsing.events import Call, Event, Reasoning, Recovery, Text
 
 Kind = type[Text] | type[Reasoning]
 
@@ -57,6 +57,10 @@ class Shown:
         """Show calls."""
         self._events += calls
         self.layout()
+
+    def recovered(self, what: Sequence[str]) -> None:
+        """Tell how what is not as its format has it was read."""
+        self._events += map(Recovery, what)
 
     def layout(self) -> None:
         """White space behind what ends here is layout, and so is that before it unless more text comes."""

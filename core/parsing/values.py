@@ -8,10 +8,17 @@ from itertools import chain
 from math import isfinite
 from typing import Any
 
-from core.parsing.json_text import Broken, read_json
+from core.parsing.json_text import Broken, read_json, write_json
 
 _TYPES_OF_NUMBERS = {"integer", "number"}
-_OTHER_NAMES = {"float": "number", "double": "number", "int": "integer", "bool": "boolean", "str": "string"}
+_OTHER_NAMES = {
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    **dict.fromkeys(("bool",), "boolean"),
+    **dict.fromkeys(("list", "tuple"), "array"),
+    **dict.fromkeys(("dict", "map"), "object"),
+}
 """What clients write for JSON's types, though no standard has it."""
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
@@ -47,10 +54,15 @@ def _object_in(value: Any) -> Mapping[str, Any] | None:
 
 
 def _fitting(value: Any, schema: Any) -> Any:
-    """Return a value in which texts, where the schema allows none, are what it does allow; as they are if they can't."""
+    """Return a value in which texts, where the schema allows none, are what it does allow; as they are if they can't.
+
+    Where it allows nothing but texts, other values are their JSON.
+    """
+    allowed = schema_types(schema)
     if isinstance(value, str):
-        allowed = schema_types(schema)
         value = typed_value(value, schema) if allowed and "string" not in allowed else value
+    elif allowed == {"string"} and value is not None:
+        return write_json(value)
     if isinstance(value, Mapping):
         known = _stated(schema, "properties")
         return {name: _fitting(inner, known.get(name)) for name, inner in value.items()}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from formats import reader_of
 from written import KINDS, Written, as_json, cases
 
-from core.plugin import load_plan, make_plan
-from core.testing.parsing import NUM_CHUNKINGS, Parsed, Reader
-
-REGISTRY = load_plan(make_plan(["none", *KINDS]))
-FORMATS = {kind: {found.entry.name: REGISTRY.load(found) for found in REGISTRY.entries(kind)} for kind in KINDS}
+from core.testing.parsing import NUM_CHUNKINGS, Parsed
 
 
 @pytest.fixture(params=[5, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
@@ -31,17 +28,6 @@ def test_what_is_written_is_read(kind: str, parser: str, case: Written, count: i
     if case.special is None:
         by_id = reader_of(kind, parser, case, by_id=True)
         assert seen(by_id.check(case.text, count=count // 5))[2] == case.expected_calls
-
-
-def reader_of(kind: str, parser: str, case: Written, *, by_id: bool = False) -> Reader:
-    """Return the parser a case is for, with the other kind's where it needs one; `by_id` has all markers as tokens."""
-    tools = parser if kind == "tool_parsers" else case.tool_parser
-    reasoning = parser if kind == "reasoning_parsers" else case.reasoning_parser
-    formats = [FORMATS[KINDS[0]].get(tools or ""), FORMATS[KINDS[1]].get(reasoning or "")]
-    special = frozenset(case.special or ())
-    if by_id:
-        special = frozenset(mark for form in formats if form for mark in form.markers if mark in case.text)
-    return Reader(tools=formats[0], reasoning=formats[1], request=case.request, special=special)
 
 
 def seen(found: Parsed) -> tuple[str, str, tuple[tuple[str, str], ...]]:

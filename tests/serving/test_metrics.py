@@ -59,9 +59,17 @@ server_restarts counter
 sink_faults counter sink
 step_time_seconds histogram
 time_to_first_token_seconds histogram
+tool_calls counter tool
 """
 OURS = {"http_request_duration_seconds", "http_requests", "ready", "requests_open", "restarts", "sink_faults"}
-OURS |= {"step_time_seconds", "memory_bytes", "memory_limit_bytes", "process_memory_bytes", "server_restarts"}
+OURS |= {
+    "tool_calls",
+    "step_time_seconds",
+    "memory_bytes",
+    "memory_limit_bytes",
+    "process_memory_bytes",
+    "server_restarts",
+}
 HEALTH = {"status": "ready", "open_requests": 3, "restarts": 2, "sinks": [{"sink": "s", "faults": 4}]}
 HEALTH["memory"] = {"owners": {"acme_cache": (5, 10)}, "engine": []}
 HEALTH["server_restarts"] = 1

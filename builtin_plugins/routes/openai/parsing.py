@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from builtin_plugins.routes.openai.fields import ChatFields
 from builtin_plugins.routes.openai.tools import check_tools, forced_form, forced_format
 from core.api import (
+    CallStats,
     CompletionOutput,
     ConfigError,
     InvalidRequest,
@@ -41,6 +42,8 @@ class Formats:
     """Flags to read tool calls with, where the server has none and the chat template tells."""
     special: Mapping[str, int] = field(default_factory=dict)
     """The tokenizer's special tokens by text."""
+    count: Callable[[CallStats], None] = lambda stats: None
+    """Takes the numbers of the calls in answers."""
 
     @classmethod
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
@@ -65,6 +68,7 @@ class Formats:
             hide_unchosen=bool(options.get("exclude_tools_when_tool_choice_none")),
             suggestion=suggestion,
             special={tokenizer.decode([token]): token for token in tokenizer.special_ids} if tokenizer else {},
+            count=engine.sinks.calls,
         )
 
     def check(self, fields: ChatFields) -> None:
@@ -118,7 +122,7 @@ class Formats:
             return None
         end = prompt[-PROMPT_END_CHARS:]
         request = ParseRequest(fields.tools, fields.chat_template_kwargs, end, whole=not fields.stream)
-        return AnswerReader(request, tools, self.reasoning, fields, frozenset(self.special))
+        return AnswerReader(request, tools, self.reasoning, fields, frozenset(self.special), self.count)
 
 
 def suggested_flags(template: str | Mapping[str, str] | None, registry: Any) -> str:
@@ -142,6 +146,7 @@ class AnswerReader:
     reasoning: ReasoningFormat | None
     fields: ChatFields
     special: frozenset[str]
+    count: Callable[[CallStats], None]
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with which the formats see their special tokens."""
@@ -156,14 +161,16 @@ class AnswerReader:
             special=self.special,
             show_special=not params.skip_special_tokens,
         )
-        return ParsedChoice(parser, self.fields)
+        return ParsedChoice(parser, self.fields, self.count)
 
 
 class ParsedChoice:
     """One choice of an answer, as it is read."""
 
-    def __init__(self, parser: OutputParser, fields: ChatFields) -> None:
+    def __init__(self, parser: OutputParser, fields: ChatFields, count: Callable[[CallStats], None]) -> None:
         self._parser = parser
+        self._tools = {tool.get("function", tool).get("name") for tool in fields.tools}
+        self._count = count
         self._with_reasoning = fields.include_reasoning
         self._most_calls = None if fields.parallel_tool_calls else 1
         self._num_calls = 0
@@ -184,6 +191,8 @@ class ParsedChoice:
         if reasoning and self._with_reasoning:
             message |= {"reasoning": reasoning, "reasoning_content": reasoning}
         if calls:
+            known = sum(call.name in self._tools for call in calls)
+            self._count(CallStats(known, len(calls) - known))
             message["tool_calls"] = [
                 {
                     "index": self._num_calls + i,
