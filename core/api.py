@@ -104,6 +104,7 @@ from core.parsing import (
     random_call_id,
     read_channels,
     read_json,
+    schema_types,
     suggest,
     typed_arguments,
     typed_value,

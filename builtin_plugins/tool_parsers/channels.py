@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.tool_parsers.json_calls import ARGUMENTS, one_or_list
-from builtin_plugins.tool_parsers.tagged import all_of, invokes, read_arguments
+from builtin_plugins.tool_parsers.tagged import invokes, read_arguments, read_name
 from core.api import (
     Broken,
     Channels,
@@ -28,22 +28,32 @@ from core.api import (
 )
 
 _TO: Final = re.compile(r"to=([^\s<]+)")
+_NO_TOOLS: Final = ("assistant", "browser", "container", "python")
+"""Recipients of harmony that are the model itself or its own, which no client offers."""
 _ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
 _ATTRIBUTES: Final = re.compile(r'(?:\s*\w++="[^"]*+")*+\s*')
-ATEM: Final = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:")
+ATEM: Final = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:", literal=True)
+MUSE_KINDS: Final[Mapping[str, Kind]] = {
+    "self": "thoughts",
+    "user": "answer",
+    "commentary": "answer",
+    "developer": "hidden",
+}
+"""By recipient; all others are tools."""
 
 
 def harmony_kind(header: str) -> Kind:
     """Tell a message by its recipient, or else its channel."""
-    if _TO.search(header):
-        return "call"
+    found = _TO.search(header)
+    if found:
+        return "hidden" if found[1] in _NO_TOOLS else "call"
     return "thoughts" if re.search(r"<\|channel\|>\s*analysis", header) else "answer"
 
 
 def muse_kind(header: str) -> Kind:
     """Tell a message by its recipient: the model itself, the user, or a tool."""
     found = _TO.search(header)
-    return "answer" if found is None or found[1] == "user" else "thoughts" if found[1] == "self" else "call"
+    return MUSE_KINDS.get(found[1] if found else "self", "call")
 
 
 def inkling_kind(header: str) -> Kind:
@@ -70,6 +80,7 @@ HARMONY: Final = Channels(
     ends=("<|end|>", "<|return|>", "<|call|>"),
     kind=harmony_kind,
     goes_on=("to=",),
+    apart="\n",
 )
 INKLING: Final = Channels(
     starts=("<|message_model|>",),
@@ -97,19 +108,24 @@ MUSE: Final = Channels(
     ends=("<|eom|>", "<|eot|>"),
     kind=muse_kind,
     goes_on=("to=", "<|message|>"),
+    stops=("<|eot|>",),
 )
 
 
 def end_of(channels: Channels, scan: Scan) -> Reading:
-    """Skip the end of a message, in whose place the next one's start may stand."""
-    yield from scan.close_call(*channels.ends, before=channels.starts)
+    """Skip the end of a message, in whose place the next one's start may stand; return what it was."""
+    return (yield from scan.close_call(*channels.ends, before=channels.starts))
 
 
 def harmony_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
-    """Read the arguments of a call to whom the header says."""
+    """Read the arguments of a call to whom the header says; there may be none."""
     found = _TO.search(header)
-    arguments = yield from scan.object()
-    yield from end_of(HARMONY, scan)
+    arguments: Any = {}
+    if not (yield from scan.maybe(*HARMONY.ends)):
+        arguments = yield from scan.object()
+        if not (yield from scan.maybe(*HARMONY.ends)) and (yield from scan.maybe("<|")):  # perhaps cut off
+            scan.unread("<|")
+            yield from end_of(HARMONY, scan)
     scan.call(found and found[1].removeprefix("functions."), arguments)
 
 
@@ -137,11 +153,25 @@ def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     """Read one or more `<atem:invoke>`."""
     yield from scan.maybe(ATEM.section[0])
     while (yield from scan.maybe(*ATEM.call)):
-        name = yield from scan.word()
-        yield from all_of(scan, ATEM.named)
+        name = undoubled((yield from read_name(ATEM, scan)), request)
         scan.call(name, (yield from read_arguments(ATEM, scan, request.parameters(name))))
-    yield from scan.maybe(ATEM.section[1])
-    yield from end_of(MUSE, scan)
+    if (yield from scan.maybe(ATEM.section[1])):
+        return (yield from scan.maybe(*MUSE.ends))
+    return (yield from end_of(MUSE, scan))
+
+
+def undoubled(name: str, request: ParseRequest) -> str:
+    """Return the tool that `name.name` means: Muse's template lists tools as namespaces of their own name."""
+    space, _, inner = name.partition(".")
+    known = [str(tool.get("function", tool).get("name")) for tool in request.tools]
+    return space if space == inner and space in known and name not in known else name
+
+
+def muse_inline(request: ParseRequest) -> tuple[str, ...]:
+    """Return the headers that the model may write into a message that it does not end."""
+    tools = [str(tool.get("function", tool).get("name")) for tool in request.tools]
+    recipients = (*MUSE_KINDS, *tools, *(f"{tool}.{tool}" for tool in tools))
+    return ("<|message|>", *(f"to={recipient}<|message|>" for recipient in recipients))
 
 
 def kimi_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
@@ -187,11 +217,16 @@ def attributes(scan: Scan) -> Reading:
     return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in _ATTRIBUTE.findall(written)}
 
 
-def form(channels: Channels, call: Callable[[ParseRequest, Scan, str], Reading], *more: str) -> ToolFormat:
+def form(
+    channels: Channels,
+    call: Callable[[ParseRequest, Scan, str], Reading],
+    *more: str,
+    inline: Callable[[ParseRequest], tuple[str, ...]] = lambda request: (),
+) -> ToolFormat:
     """Return the format of some channels; their special tokens may be parts of what stands there as one text."""
 
     def read(scan: Scan, request: ParseRequest) -> Reading:
-        yield from read_channels(channels, scan, partial(call, request))
+        yield from read_channels(channels, scan, partial(call, request), inline=inline(request))
 
     tags = [text for text in channels.markers if text.count("<|") == 1]
     signs = channels.heads + channels.ends[:1]
@@ -202,4 +237,4 @@ KIMI_K3_FORMAT: Final = form(KIMI_K3, kimi_call, "<|close|>")
 COHERE_FORMAT: Final = replace(form(COHERE, cohere_call), signs=("<|START_ACTION|>", "tool_call_id"))
 HARMONY_FORMAT: Final = form(HARMONY, harmony_call, "<|constrain|>")
 INKLING_FORMAT: Final = form(INKLING, inkling_call)
-MUSE_FORMAT: Final = form(MUSE, muse_call)
+MUSE_FORMAT: Final = form(MUSE, muse_call, inline=muse_inline)

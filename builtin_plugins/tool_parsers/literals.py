@@ -22,6 +22,10 @@ PYTHON: Final = re.compile(r"""(?P<text>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+
 _ESCAPE: Final = re.compile(
     r"\\(?:(?P<hex>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|(?P<one>.))", re.DOTALL
 )
+_ARGUMENT: Final = re.compile(
+    r"""\s*+(?P<name>\w++)\s*+=\s*+(?:(?P<text>(?P<quote>["']).*?(?P=quote))|(?P<plain>[^"',()]++))\s*+(?:,(?=\s*+\w++\s*+=)|\Z)""",
+    re.DOTALL,
+)
 _ONE: Final = dict(zip("abfnrtv\\'\"\n", "\a\b\f\n\r\t\v\\'\"", strict=False)) | {"\n": ""}
 
 
@@ -80,9 +84,14 @@ class Literals:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Broken
-        value = self.pairs(":", "}") if bracket == "{" else self._items("]" if bracket == "[" else ")")
+        closing = {"{": "}", "[": "]", "(": ")"}[bracket]
+        value = self.pairs(":", "}") if bracket == "{" and not self._is_set() else self._items(closing)
         self._depth -= 1
         return value
+
+    def _is_set(self) -> bool:
+        """Say whether no `:` follows what is first in curly brackets; JSON has no sets, they are lists there."""
+        return self._tokens[self._at][1] != "}" and self._tokens[self._at + 1 : self._at + 2] != [("mark", ":")]
 
     def _items(self, end: str) -> list[Any]:
         found = []
@@ -107,12 +116,39 @@ class Literals:
 def python_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a Python call, from bracket to bracket, all of them by name.
 
-    More than Python allows: names that are its keywords, JSON's words, line breaks in strings.
+    More than Python allows: names that are its keywords, JSON's words, line breaks and unescaped quotes in strings.
     """
-    literals = Literals(text[1:], PYTHON, lambda token: _ESCAPE.sub(_unescaped, token[1:-1]))
-    found = literals.pairs("=", ")")
-    literals.finish()
+    try:
+        literals = Literals(text[1:], PYTHON, _python_text)
+        found = literals.pairs("=", ")")
+        literals.finish()
+    except Broken:
+        return _loosely_quoted(text[1:-1])
     return found
+
+
+def _loosely_quoted(text: str) -> dict[str, Any]:
+    """Return arguments whose strings have quotes in them: one ends where the next argument, or nothing, follows."""
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(text):
+        argument = _ARGUMENT.match(text, at)
+        if argument is None:
+            raise Broken
+        found[argument["name"]] = _python_text(argument["text"]) if argument["text"] else _literal(argument["plain"])
+        at = argument.end()
+    return found
+
+
+def _literal(text: str) -> Any:
+    literals = Literals(text, PYTHON, _python_text)
+    value = literals.value()
+    literals.finish()
+    return value
+
+
+def _python_text(token: str) -> str:
+    return _ESCAPE.sub(_unescaped, token[1:-1])
 
 
 def gemma_arguments(text: str, quote: str) -> dict[str, Any]:

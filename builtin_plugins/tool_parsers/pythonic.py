@@ -6,7 +6,7 @@ allenai/Olmo-3-7B-Instruct, LiquidAI/LFM2-1.2B, google/functiongemma-270m-it and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -18,25 +18,31 @@ from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat, typed_argu
 BARE: Final = "call:"
 
 
-def calls(scan: Scan, end: str) -> Reading:
-    """Note one or more calls, with or without commas between them, up to and over what ends them."""
+def calls(scan: Scan, end: str, known: Collection[str] | None = None) -> Reading:
+    """Note one or more calls, of `known` tools if given, with or without commas between them, up to what ends them."""
     while True:
         name = yield from scan.word()
+        if known is not None and name not in known:
+            raise Broken
         scan.call(name, python_arguments((yield from scan.bracketed())))
         yield from scan.maybe(",")
-        if (yield from scan.maybe(end)) or scan.ended:
+        found = yield from scan.maybe(end, end[0])
+        if found == end[0]:  # perhaps cut off by the end of the output
+            scan.unread(found)
+            yield from scan.close_call(end)
+        if found or scan.ended:
             return
 
 
 def read_lists(tag: str, close: str, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `[f(a=1), g(b=2)]` where a line begins with it, or behind a tag."""
+    """Read `[f(a=1), g(b=2)]` where a line begins with it or behind a tag; elsewhere only calls of the request's tools."""
+    tools = [tool.get("function", tool).get("name") for tool in request.tools]
     while start := (yield from scan.text("[", tag)):
+        within = start == "[" and not scan.line_begins
         with scan.attempt():
             if start == tag:
                 yield from scan.expect("[")
-            elif not scan.line_begins:
-                raise Broken
-            yield from calls(scan, "]")
+            yield from calls(scan, "]", tools if within else None)
         yield from scan.layout(close)
 
 

@@ -10,7 +10,7 @@ inclusionAI/Ling-3, tencent/Hy3 and Hy4, LLM360/K2-Horizon and pfnet/plamo-3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -47,63 +47,100 @@ class Tags:
     """A call may also be one JSON object, its name in it."""
     ids: bool = False
     """A name is written as part of the call's id: `functions.name:0`."""
+    quoted: bool = False
+    """Names stand between quotes, of either kind or none, up to a `>`."""
+    spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """How the first text of a call, or the key, is written as well."""
+    optional: tuple[str, ...] = ()
+    """Which texts in front of a name or behind it may be missing."""
+    between: tuple[str, ...] = ()
+    """What may stand behind calls as ends do."""
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """What begins a call."""
+        return self.call[0], *self.spelled.get(self.call[0], ())
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What begins an argument, if its name does."""
+        return (self.key, *self.spelled.get(self.key, ())) if self.key else ()
 
     @property
     def value_ends(self) -> tuple[str, ...]:
         """What ends a value: its own end, or where models forget that, the next argument's begin or the call's end."""
-        return self.value_end, self.key, self.end[0]
+        return self.value_end, *self.keys, self.end[0]
 
 
 def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Reading:
     """Read calls, in a section or not, text around."""
-    starts = {text: tags for tags in spellings for text in (tags.section[0], tags.call[0]) if text}
+    starts = {text: tags for tags in spellings for text in (tags.section[0], *tags.calls) if text}
     while start := (yield from scan.text(*starts)):
         tags = starts[start]
         with scan.attempt():
-            yield from all_of(scan, tags.call[start == tags.call[0] :])
+            if start not in tags.calls:
+                yield from (scan.maybe if tags.call[0] in tags.optional else scan.expect)(*tags.calls)
+            yield from all_of(scan, tags.call[1:], tags.optional)
             if tags.objects and (yield from scan.maybe("{")):
                 named(scan, (yield from scan.object("{")))
                 yield from scan.close_call(*tags.end)
                 continue
-            written = yield from scan.word()
+            written = yield from read_name(tags, scan)
             name, call_id = name_and_id(written) if tags.ids else (written, None)
-            yield from all_of(scan, tags.named)
             arguments = yield from read_arguments(tags, scan, request.parameters(name))
             if tags.ids and written.isdecimal():
                 name, call_id = only_tool_for(arguments, request), written
             scan.call(name, arguments, call_id)
 
 
-def all_of(scan: Scan, texts: Iterable[str]) -> Reading:
-    """Skip some texts, one after the other."""
+def all_of(scan: Scan, texts: Iterable[str], optional: Sequence[str] = ()) -> Reading:
+    """Skip some texts, one after the other, of which some may be missing."""
     for text in texts:
-        yield from scan.expect(text)
+        yield from (scan.maybe if text in optional else scan.expect)(text)
+
+
+def read_name(tags: Tags, scan: Scan) -> Reading:
+    """Return the name that follows, read up to and over what stands behind it."""
+    if tags.quoted:
+        yield from scan.maybe('"', "'")
+    name = yield from scan.word()
+    if tags.quoted:
+        yield from up_to(scan, ">")
+    yield from all_of(scan, tags.named, tags.optional)
+    return name
+
+
+def up_to(scan: Scan, *ends: str) -> Reading:
+    """Return the text up to an end, and the end. Raises `Broken` where another tag begins first."""
+    text, end = yield from scan.take(*ends, "<")
+    if end == "<":
+        raise Broken
+    return text, end
 
 
 def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Reading:
     """Return the arguments, read up to and over what ends the call."""
     arguments: dict[str, Any] = {}
-    while found := (yield from scan.maybe(*filter(None, (tags.key, "{")))):
+    while found := (yield from scan.maybe(*tags.keys, "{")):
         if found == "{":
             arguments = yield from scan.object("{")
             break
-        key, key_end = yield from scan.take(*tags.key_ends, "<")
-        if key_end == "<":
-            raise Broken
+        key, key_end = yield from up_to(scan, *tags.key_ends)
+        key = key.strip().strip("\"'") if tags.quoted else key.strip()
         if tags.type[0] and (yield from scan.maybe(tags.type[0])):
             stated, _ = yield from scan.take(tags.type[1])
             key_end = f'="{str(stated == "string").lower()}">'
         yield from all_of(scan, tags.value)
         text = yield from read_value(tags, scan, key_end)
         if key_end.endswith('="true">'):  # the tag says that the value is a text; the schema may know better
-            arguments[key.strip()] = text
+            arguments[key] = text
         elif key_end.endswith('="false">'):
-            arguments |= typed_arguments({key.strip(): text}, schema)
+            arguments |= typed_arguments({key: text}, schema)
         else:
-            arguments |= typed_arguments({key.strip(): text}, schema, literal=tags.literal)
+            arguments |= typed_arguments({key: text}, schema, literal=tags.literal)
     ended = ""
     for end in tags.end:
-        ended = (yield from scan.close_call(end)) or ended
+        ended = (yield from scan.close_call(end, before=[text for text in tags.section[1:] if text])) or ended
     if not (arguments or found or ended):  # the output ends where arguments may have been to come
         raise Broken
     return arguments
@@ -160,17 +197,19 @@ def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
     )
 
 
-def invokes(begin: str, close: str, prefix: str = "", call: tuple[str, ...] = (), end: tuple[str, ...] = ()) -> Tags:
-    """Return calls as `<invoke name="..."><parameter name="...">`; further texts around each where given."""
-    return Tags(
-        section=(begin, close),
-        call=(*call, f'<{prefix}invoke name="'),
-        named=('">',),
-        key=f'<{prefix}parameter name="',
-        key_ends=('">',),
-        value_end=f"</{prefix}parameter>",
-        end=(f"</{prefix}invoke>", *end),
-    )
+def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> Tags:
+    """Return calls as `<invoke name="..."><parameter name="...">` between tags."""
+    stated: dict[str, Any] = {
+        "section": (begin, close),
+        "call": (f"<{prefix}invoke name=",),
+        "named": (),
+        "key": f"<{prefix}parameter name=",
+        "key_ends": (">",),
+        "value_end": f"</{prefix}parameter>",
+        "end": (f"</{prefix}invoke>",),
+        "quoted": True,
+    }
+    return Tags(**{**stated, **given})
 
 
 def functions(tag: str, *, lines: bool = False) -> Tags:
@@ -218,7 +257,7 @@ def texts_of(tags: Tags) -> tuple[str, ...]:
 
 def ends_of(*spellings: Tags) -> tuple[str, ...]:
     """Return what ends a call, or all of them."""
-    return tuple(text for tags in spellings for text in (*tags.end, tags.section[1]) if text)
+    return tuple(text for tags in spellings for text in (*tags.end, tags.section[1], *tags.between) if text)
 
 
 def deepseek(
@@ -251,14 +290,21 @@ PLAMO_TAGS: Final = Tags(
         "<|plamo:msg|>",
     ),
     end=("<|plamo:end_tool_arguments:plamo|>", "<|plamo:end_tool_request:plamo|>"),
+    optional=("<|plamo:begin_tool_request:plamo|>", "<|plamo:constrain|>", "json", "<|plamo:msg|>"),
+    between=("<|plamo:tag|>",),
 )
 MINICPM_TAGS: Final = Tags(
-    call=('<function name="',),
-    named=('">',),
-    key='<param name="',
-    key_ends=('">', '"><![CDATA['),
+    call=("<function name=",),
+    named=(),
+    key="<param name=",
+    key_ends=(">", "><![CDATA["),
     value_end="</param>",
     end=("</function>",),
+    quoted=True,
+    # byte-level tokenizers' sign for a space, and none at all
+    spelled={
+        tag: tuple(tag.replace(" ", space) for space in ("\u0120", "")) for tag in ("<function name=", "<param name=")
+    },
 )
 
 DEEPSEEK_V3: Final = deepseek(
@@ -291,14 +337,18 @@ KIMI_K2: Final = form(KIMI_TAGS, call_id=call_id_of_kimi)
 MINICPM5: Final = form(MINICPM_TAGS)
 MINIMAX_M2: Final = form(invokes("<minimax:tool_call>", "</minimax:tool_call>"))
 PLAMO3: Final = form(PLAMO_TAGS)
+MIMO: Final = form(functions("tool_call"))
 QWEN3_CODER: Final = form(functions("tool_call", lines=True))
 SEED_OSS: Final = form(functions("seed:tool_call", lines=True))
 STEP3: Final = form(
     invokes(
         "<｜tool_calls_begin｜>",
         "<｜tool_calls_end｜>",
-        "steptml:",
-        call=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
-        end=("<｜tool_call_end｜>",),
+        call=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>", "<steptml:invoke name="),
+        key="<steptml:parameter name=",
+        value_end="</steptml:parameter>",
+        end=("</steptml:invoke>", "<｜tool_call_end｜>"),
+        optional=("function", "<｜tool_sep｜>"),
+        between=("<｜tool_sep｜>",),
     )
 )

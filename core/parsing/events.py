@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 Ranges = tuple[tuple[int, int], ...]
@@ -41,6 +43,16 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 Event = Text | Reasoning | Call | Recovery
+
+
+def joined(pieces: Iterable[tuple[str, Ranges]]) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text that pieces are, one behind the other, and where in it special tokens are spelled."""
+    texts, specials, at = [], [], 0
+    for text, found in pieces:
+        texts.append(text)
+        specials += [(at + start, at + end) for start, end in found]
+        at += len(text)
+    return "".join(texts), specials
 
 
 def without_specials(event: Text | Reasoning) -> str:

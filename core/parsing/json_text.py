@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
+
+_BACKSLASH: Final = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 
 
 class Broken(Exception):
@@ -13,12 +16,18 @@ class Broken(Exception):
 def read_json(text: str) -> Any:
     """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none.
 
-    Python's `NaN` and `Infinity`, which JSON has not, are their names.
+    Python's `NaN` and `Infinity`, which JSON has not, are their names; a backslash that escapes nothing stands for itself,
+    as models write patterns and paths.
     """
     try:
         return json.loads(text, strict=False, parse_constant=str)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
         raise Broken from error
+    except ValueError as error:
+        escaped = _BACKSLASH.sub(lambda found: found[0] if found[1] else "\\\\", text)
+        if escaped == text:
+            raise Broken from error
+        return read_json(escaped)
 
 
 def write_json(value: Any) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from core.parsing.brackets import Brackets
-from core.parsing.events import Call, Event, Ranges, Reasoning, Text
+from core.parsing.events import Call, Event, Ranges, Reasoning, Text, joined
 from core.parsing.json_text import Broken, read_json, write_json
 from core.parsing.markers import markers
 from core.parsing.shown import Kind, Shown
@@ -203,6 +203,10 @@ class Scan:
     def say(self, text: str) -> None:
         """Show as content what the prompt has of the answer."""
         self._shown.say(text, Text)
+
+    def apart(self, text: str) -> None:
+        """Let content that comes stand apart by a text from that before it."""
+        self._shown.apart(text)
 
     def skip(self, *ends: str) -> Waits:
         """Leave out everything up to the first of some markers; return the marker, or None at the end."""
@@ -462,14 +466,10 @@ class Scan:
         begun, *more = self._raw
         num_chars = sum(len(text) for text, _ in more)
         if num_chars > self._at:  # some of it came with earlier text
-            specials, have = [], 0
-            for text, found in more:
-                specials += [(have + start, have + end) for start, end in found]
-                have += len(text)
-            left, shift = self._at, num_chars - self._at
-            specials += [(start + shift, end + shift) for start, end in self._specials_in(left, len(self._text))]
-            self._text = "".join([*(text for text, _ in more), self._text[left:]])
-            self._specials, self._at = specials, num_chars
+            at = self._at
+            left = tuple((start - at, end - at) for start, end in self._specials_in(at, len(self._text)))
+            self._text, self._specials = joined([*more, (self._text[at:], left)])
+            self._at = num_chars
         start, stop = self._at - num_chars, self._at
         again = self._start_in(start, stop)
         num_reread = self._num_reread + stop - again

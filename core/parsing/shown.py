@@ -66,6 +66,11 @@ class Shown:
         """White space behind what ends here is layout, and so is that before it unless more text comes."""
         self.fresh = self.behind = True
 
+    def apart(self, text: str) -> None:
+        """Content that comes stands apart from what was shown before, by the white space there or else by a text."""
+        if not any(self._space[Text]):
+            self._space[Text].append(text)
+
     def end(self) -> None:
         """The output is complete: show the white space it ends with."""
         space = "".join(self._space[self._kind])

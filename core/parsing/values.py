@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import chain
 from math import isfinite
@@ -19,6 +20,8 @@ _OTHER_NAMES = {
     **dict.fromkeys(("dict", "map"), "object"),
 }
 """What clients write for JSON's types, though no standard has it."""
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _CHOICES = ("anyOf", "oneOf")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
 """What models write around arguments that have no such property."""
@@ -55,7 +58,7 @@ def _fitting(value: Any, schema: Any) -> Any:
 
     Where it allows nothing but texts, other values are their JSON.
     """
-    allowed = _types(schema)
+    allowed = schema_types(schema)
     if isinstance(value, str):
         value = typed_value(value, schema) if allowed and "string" not in allowed else value
     elif allowed == {"string"} and value is not None:
@@ -90,7 +93,7 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
 
     Where the schema says nothing, what reads as JSON other than a string is that, if `literal`; all else is text.
     """
-    allowed = _types(schema)
+    allowed = schema_types(schema)
     if allowed == {"string"} or not (allowed or literal):
         return text
     try:
@@ -103,16 +106,18 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
         return value
     if allowed & _TYPES_OF_NUMBERS and isinstance(value, float) and value.is_integer():
         return int(value)
-    return text
+    return _spelled(text, allowed)
 
 
 def _spelled(text: str, allowed: set[str]) -> Any:
-    """Return what no JSON says, where the schema has it: Python's true, false and nothing, JSON that is escaped once more."""
+    """Return what JSON says otherwise: words for true, false and nothing, numbers that begin with 0 or +, escapes twice."""
     word = text.strip().lower()
-    if word in ("true", "false") and "boolean" in allowed:
-        return word == "true"
+    if word in _BOOLEANS and "boolean" in allowed:
+        return _BOOLEANS[word]
     if word in ("none", "null") and "null" in allowed:
         return None
+    if allowed & _TYPES_OF_NUMBERS and _INTEGER.fullmatch(word):
+        return int(word)
     if '\\"' in text and not {"array", "object"}.isdisjoint(allowed):
         try:
             value = read_json(read_json(f'"{text}"'))
@@ -122,7 +127,7 @@ def _spelled(text: str, allowed: set[str]) -> Any:
     return text
 
 
-def _types(schema: Any) -> set[str]:
+def schema_types(schema: Any) -> set[str]:
     """Return the JSON types a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping):
         return set()
@@ -133,7 +138,7 @@ def _types(schema: Any) -> set[str]:
         return {_OTHER_NAMES.get(name, name) for name in stated if isinstance(name, str)}
     for choice in _CHOICES:
         if isinstance(schema.get(choice), (list, tuple)):
-            return set().union(*map(_types, schema[choice]))
+            return set().union(*map(schema_types, schema[choice]))
     if isinstance(schema.get("enum"), (list, tuple)):
         return {_type_of(value) for value in schema["enum"]}
     return set()
