@@ -431,8 +431,9 @@ class Scan:
     def _is_marker(self, marker: str, at: int) -> bool:
         """Say whether the special tokens in a marker were written as such, and it is no part of another."""
         if self._specials:
-            around = bisect_left(self._specials, (at + 1,))
-            if around and at + len(marker) < self._specials[around - 1][1]:
+            before = bisect_left(self._specials, (at + 1,))
+            start, end = self._specials[before - 1] if before else (at, at)
+            if start < at < end or at + len(marker) < end:
                 return False
         if marker not in self._tokens:
             self._tokens[marker] = tuple(marker.index(token) for token in self._by_id if token in marker)

@@ -12,7 +12,7 @@ from core.testing.parsing import Parsed
 
 _WORDS = re.compile(r"[A-Za-z]{3,}")
 BOM = "\ufeff"
-BETWEEN = "meanwhile"
+BETWEEN, OUTSIDE = PUT_IN = ("meanwhile", "Well")
 
 
 def markers_of(*forms: ToolFormat | ReasoningFormat | None) -> list[str]:
@@ -26,7 +26,7 @@ def markers_of(*forms: ToolFormat | ReasoningFormat | None) -> list[str]:
 
 def variations(text: str, markers: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield what was done to a text, and the text."""
-    for outer in (BOM, " ", "\n\n", "Well, "):
+    for outer in (BOM, " ", "\n\n", f"{OUTSIDE}, "):
         yield f"{outer!r} in front", outer + text
         yield f"{outer!r} behind", text + outer
     yield "line ends of Windows", text.replace("\n", "\r\n")
@@ -54,13 +54,14 @@ def rests(markers: Sequence[str]) -> set[str]:
     return {word for piece in pieces for word in _WORDS.findall(piece)}
 
 
-def lost(text: str, found: Parsed, markers: Sequence[str]) -> set[str]:
-    """Return the words between the markers of a text that are nowhere in what came of it."""
+def lost(original: str, text: str, found: Parsed, markers: Sequence[str]) -> set[str]:
+    """Return words, of the original or put in, that stand between the markers of a text and nowhere in what came of it."""
     between = text
     for marker in markers:
         between = between.replace(marker, " ")
     seen = found.content + found.reasoning + json.dumps([*found.calls], ensure_ascii=False)
-    return {word for word in _WORDS.findall(between) if word not in seen}
+    known = {*_WORDS.findall(original), *PUT_IN}
+    return {word for word in _WORDS.findall(between) if word in known and word not in seen}
 
 
 def invented(text: str, found: Parsed) -> list[str]:
