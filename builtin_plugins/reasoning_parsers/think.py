@@ -91,7 +91,8 @@ def thoughts(think: Think, scan: Scan) -> Reading:
         if found in think.calls:  # unless they end behind it: thoughts about calls call nothing
             scan.unread(found)
             found = yield from scan.thoughts_or_text(think.starts, think.ends)
-            scan.drop()
+            if found is not None:
+                scan.drop()
 
 
 def prompt_opens(think: Think, request: ParseRequest) -> bool | None:
