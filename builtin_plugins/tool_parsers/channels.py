@@ -58,7 +58,7 @@ def muse_kind(header: str) -> Kind:
 
 def inkling_kind(header: str) -> Kind:
     """Tell a message by the tag in front of its text."""
-    return "thoughts" if "thinking" in header else "call" if "invoke" in header else "answer"
+    return "thoughts" if "thinking" in header else "call" if "invoke_tool_json" in header else "answer"
 
 
 def kimi_kind(header: str) -> Kind:
@@ -74,6 +74,13 @@ def cohere_kind(header: str) -> Kind:
     return "thoughts" if "THINKING" in header else "call" if "ACTION" in header else "answer"
 
 
+INKLING_HEADS: Final = (
+    "<|content_thinking|>",
+    "<|content_text|>",
+    "<|content_invoke_tool_json|>",
+    "<|content_invoke_tool_text|>",
+    "<|content_tool_error|>",
+)
 HARMONY: Final = Channels(
     starts=("<|start|>", "<|channel|>"),
     heads=("<|message|>",),
@@ -84,10 +91,11 @@ HARMONY: Final = Channels(
 )
 INKLING: Final = Channels(
     starts=("<|message_model|>",),
-    heads=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    heads=INKLING_HEADS,
     ends=("<|end_message|>", "<|content_model_end_sampling|>"),
     kind=inkling_kind,
-    goes_on=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    goes_on=INKLING_HEADS,
+    named=INKLING_HEADS[2:3],
 )
 KIMI_K3: Final = Channels(
     starts=("<|open|>",),

@@ -148,8 +148,8 @@ class MetricSink(Protocol):
 
     `step` comes from the thread that hears the engine, everything else from the event loop's. Optional methods:
     `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`, once, with every automatic value
-    decided; and `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what the engine
-    says of itself. Several sinks that expose Prometheus' text share the page; no two may have a metric of one name.
+    decided; and `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what
+    the engine says of itself. Several sinks that expose Prometheus' text share the page; no two may have a metric of one name.
     """
 
     def step(self, stats: StepStats) -> None:

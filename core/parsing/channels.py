@@ -28,6 +28,8 @@ class Channels:
     """Says what a message is for, from its header with what is around it."""
     goes_on: tuple[str, ...] = ()
     """How the output may begin where the prompt has begun a header."""
+    named: tuple[str, ...] = ()
+    """Heads that may stand there behind a name."""
     stops: tuple[str, ...] = ()
     """Which of the ends ends the whole output: behind it nothing counts."""
     apart: str = ""
@@ -57,7 +59,7 @@ def read_channels(
     if inside is not None:
         end = yield from _text(channels, scan, inside, starts)
     begins = [text for text in starts if text == starts[0] or text in (*channels.heads, *inline)]
-    answered = inside == "answer"
+    answered, bare = inside == "answer", False
     while True:
         kind: Kind | None = None
         start = None
@@ -65,18 +67,24 @@ def read_channels(
             if end in channels.stops:
                 yield from scan.skip()
                 return
-            ends = channels.ends if scan.fresh else ()
+            ends = channels.ends if bare or scan.fresh else ()
             start = yield from scan.text(*starts, *ends, begins=begins)
             if start is None:
                 return
             if start in channels.ends:  # written twice, or of an answer that was not begun
                 scan.drop()
-                end = start
+                end, bare = start, False
                 continue
-        end = None
+        end, bare = None, False
         with scan.attempt():
             if first:
-                start = yield from scan.expect(*channels.goes_on)
+                start = yield from scan.maybe(*channels.goes_on)
+                if start is None and channels.named:
+                    yield from scan.word()
+                    start = yield from scan.maybe(*channels.named)
+                bare = start is None
+                if bare:
+                    raise Broken
             header, head = "", start
             if start not in channels.heads and start not in inline:
                 header, head = yield from scan.take(*channels.heads, *channels.ends, channels.starts[0])

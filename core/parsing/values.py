@@ -15,7 +15,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("str", "text"), "string"),
     **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short"), "integer"),
     **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
-    **dict.fromkeys(("bool",), "boolean"),
+    "bool": "boolean",
     **dict.fromkeys(("list", "tuple"), "array"),
     **dict.fromkeys(("dict", "map"), "object"),
 }
