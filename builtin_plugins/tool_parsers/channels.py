@@ -125,15 +125,22 @@ def end_of(channels: Channels, scan: Scan) -> Reading:
     return (yield from scan.close_call(*channels.ends, before=channels.starts))
 
 
+def end_if_any(channels: Channels, scan: Scan) -> Reading:
+    """Skip the end of a message, perhaps cut off, whose call is complete whatever follows; return what it was."""
+    found = yield from scan.maybe(*channels.ends, "<|")
+    if found == "<|":
+        scan.unread(found)
+        found = yield from end_of(channels, scan)
+    return found
+
+
 def harmony_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     """Read the arguments of a call to whom the header says; there may be none."""
     found = _TO.search(header)
     arguments: Any = {}
     if not (yield from scan.maybe(*HARMONY.ends)):
         arguments = yield from scan.object()
-        if not (yield from scan.maybe(*HARMONY.ends)) and (yield from scan.maybe("<|")):  # perhaps cut off
-            scan.unread("<|")
-            yield from end_of(HARMONY, scan)
+        yield from end_if_any(HARMONY, scan)
     scan.call(found and found[1].removeprefix("functions."), arguments)
 
 
@@ -164,7 +171,7 @@ def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
         name = undoubled((yield from read_name(ATEM, scan)), request)
         scan.call(name, (yield from read_arguments(ATEM, scan, request.parameters(name))))
     if (yield from scan.maybe(ATEM.section[1])):
-        return (yield from scan.maybe(*MUSE.ends))
+        return (yield from end_if_any(MUSE, scan))
     return (yield from end_of(MUSE, scan))
 
 

@@ -35,7 +35,10 @@ def calls(scan: Scan, end: str, known: Collection[str] | None = None) -> Reading
 
 
 def read_lists(tag: str, close: str, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `[f(a=1), g(b=2)]` where a line begins with it or behind a tag; elsewhere only calls of the request's tools."""
+    """Read `[f(a=1), g(b=2)]` where a line begins with it or behind a tag; elsewhere where the output ends with it.
+
+    There only the request's tools are called.
+    """
     tools = [tool.get("function", tool).get("name") for tool in request.tools]
     while start := (yield from scan.text("[", tag)):
         within = start == "[" and not scan.line_begins
@@ -43,6 +46,10 @@ def read_lists(tag: str, close: str, scan: Scan, request: ParseRequest) -> Readi
             if start == tag:
                 yield from scan.expect("[")
             yield from calls(scan, "]", tools if within else None)
+            if within:
+                yield from scan.maybe("")  # skips white space, and waits for what follows
+                if not scan.ended:
+                    raise Broken
         yield from scan.layout(close)
 
 

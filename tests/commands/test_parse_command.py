@@ -62,7 +62,7 @@ def test_tools_give_arguments_their_types(parse, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "tool_parser", "reasoning_parser"),
     [
-        ("<tool_call>\n{{ call }}\n</tool_call>{% if enable_thinking %}<think></think>", "hermes", "qwen3"),
+        ("<tool_call>\n{{ call }}\n</tool_call>{% if enable_thinking %}<think></think>", "hermes", "think"),
         ("[gMASK]<tool_call>{{ n }}<arg_key><arg_value>{% if enable_thinking %}</think>", "glm45", "glm45"),
         ("<tool_call>\n<function={{ n }}>\n<parameter={{ k }}>", "qwen3_coder", "none"),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json", "deepseek_v3", "none"),

@@ -15,7 +15,7 @@ from core.api import CallStats, ConfigError, InvalidRequest
 from core.engine.sinks import Guarded
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -203,7 +203,7 @@ def test_the_refusal_of_auto_names_the_flags_that_the_chat_template_suggests(mak
     api = make_api()
     template = "{% for tool in tools %}{{ tool }}{% endfor %} <tool_call> {{ '<think>' }} enable_thinking </think>"
     assert suggested_flags(template, api.engine.registry) == (
-        "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3"
+        "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser think"
     )
     assert suggested_flags("{{ messages }} <tool_call>", api.engine.registry) == ""
     api.engine.tokenizer.chat_template = template

@@ -109,7 +109,7 @@ HERMES = Spelling(lambda name, args: f"<tool_call>\n{as_json(name, args)}\n</too
 MUSE = Spelling(
     tags(
         "<|start|>assistant to={name}<|message|><atem:function_calls>\n"
-        '<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n</atem:function_calls><|eot|>',
+        '<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n</atem:function_calls><|eom|>',
         '<atem:parameter name="{k}">',
         "{v}</atem:parameter>\n",
     ),
@@ -241,7 +241,15 @@ SPELLINGS: Mapping[str, Spelling] = {
     "llama4_json": LLAMA,
     "llama4_pythonic": Spelling(pythonic, between("<|python_start|>[", "]<|python_end|>", ", "), PYTHONIC.broken),
     "longcat": Spelling(as_json, each("<longcat_tool_call>", "</longcat_tool_call>")),
-    "mimo": QWEN_CODER,
+    "mimo": Spelling(
+        tags(
+            "<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
+            "<parameter={k}>",
+            "{v}</parameter>\n",
+        ),
+        "\n".join,
+        QWEN_CODER.broken,
+    ),
     "minicpm5": Spelling(
         tags('<function name="{name}">{arguments}</function>', '<param name="{k}">', "{v}</param>"),
         broken=unquoted,
@@ -261,6 +269,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     "olmo3": Spelling(pythonic, between("<function_calls>", "</function_calls>", "\n"), PYTHONIC.broken),
     "muse": MUSE,
     "muse_glimmer": MUSE,
+    "musespark1x": MUSE,
     "openai": Spelling(
         lambda name, args: (
             f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumps(args)}"
@@ -280,6 +289,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     "poolside_v1": GLM,
     "pythonic": PYTHONIC,
     "qwen3_coder": QWEN_CODER,
+    "qwen3_json": HERMES,
     "qwen3_xml": QWEN_CODER,
     "seed_oss": Spelling(
         tags("<function={name}>\n{arguments}</function>\n", "<parameter={k}>", "{v}</parameter>\n"),
@@ -297,5 +307,6 @@ SPELLINGS: Mapping[str, Spelling] = {
         unquoted,
     ),
     "step3p5": QWEN_CODER,
+    "step5": QWEN_CODER,
     "xlam": Spelling(as_json, between("[", "]", ", ")),
 }
