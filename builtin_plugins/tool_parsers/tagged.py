@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.tool_parsers.json_calls import named
-from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat, typed_arguments
+from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat, read_json, typed_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Reading
         if key_end.endswith('="true">'):  # the tag says that the value is a text; the schema may know better
             arguments[key] = text
         elif key_end.endswith('="false">'):
-            arguments |= typed_arguments({key: text}, schema)
+            arguments |= typed_arguments({key: unquoted(text)}, schema)
         else:
             arguments |= typed_arguments({key: text}, schema, literal=tags.literal)
     ended = ""
@@ -144,6 +144,15 @@ def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Reading
     if not (arguments or found or ended):  # the output ends where arguments may have been to come
         raise Broken
     return arguments
+
+
+def unquoted(text: str) -> str:
+    """Return the text that a value is whose tag says that it is JSON; JSON that is no text stays as it is written."""
+    try:
+        value = read_json(text) if text.strip()[:1] == '"' else text
+    except Broken:
+        return text
+    return value if isinstance(value, str) else text
 
 
 def read_value(tags: Tags, scan: Scan, key_end: str) -> Reading:
@@ -191,6 +200,7 @@ def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
         key_ends=('" string="true">', '" string="false">', '">'),
         value_end=f"</｜DSML｜{parameter}>",
         end=(f"</｜DSML｜{invoke}>",),
+        literal=True,
     )
     return ToolFormat(
         partial(read, [tags]), markers=("｜DSML｜",), call_ends=ends_of(tags), signs=("｜DSML｜", section)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import chain
-from math import isfinite
 from typing import Any
 
 from core.parsing.json_text import Broken, read_json, write_json
@@ -97,11 +96,9 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
     if allowed == {"string"} or not (allowed or literal):
         return text
     try:
-        value = read_json(text)
+        value = read_json(text, exact=True)
     except Broken:
         return _spelled(text, allowed)
-    if isinstance(value, float) and not isfinite(value):  # JSON has no number that large
-        return text
     if not allowed or _type_of(value) in allowed or (_type_of(value) == "integer" and "number" in allowed):
         return value
     if allowed & _TYPES_OF_NUMBERS and isinstance(value, float) and value.is_integer():
