@@ -166,8 +166,8 @@ ERNIE45: Final = tags(
 )
 GIGACHAT3: Final = replace(
     tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
-    markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
-    call_ends=("<|message_sep|>",),
+    markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>", "</s>"),
+    call_ends=("<|message_sep|>", "</s>"),
     signs=("function call", "<|role_sep|>"),
     writes=one_by_one("<|function_call|>"),
 )
