@@ -43,6 +43,8 @@ class Tags:
     """Values stand on lines of their own: the line breaks around them are layout."""
     literal: bool = False
     """Values other than texts are written as JSON: that they are where the tool's schema says nothing, too."""
+    exact: bool = False
+    """White space at the end of a value is its own, also where the next argument's begin ends it."""
     objects: bool = False
     """A call may also be one JSON object, its name in it."""
     ids: bool = False
@@ -78,10 +80,13 @@ def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Readin
     while start := (yield from scan.text(*starts)):
         tags = starts[start]
         with scan.attempt():
-            if start not in tags.calls:
+            opened = yield from object_begins(tags, scan)
+            if not opened and start not in tags.calls:
                 yield from (scan.maybe if tags.call[0] in tags.optional else scan.expect)(*tags.calls)
-            yield from all_of(scan, tags.call[1:], tags.optional)
-            if tags.objects and (yield from scan.maybe("{")):
+            if not opened:
+                yield from all_of(scan, tags.call[1:], tags.optional)
+                opened = yield from object_begins(tags, scan)
+            if opened:
                 named(scan, (yield from scan.object("{")))
                 yield from scan.close_call(*tags.end)
                 continue
@@ -91,6 +96,11 @@ def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Readin
             if tags.ids and written.isdecimal():
                 name, call_id = only_tool_for(arguments, request), written
             scan.call(name, arguments, call_id)
+
+
+def object_begins(tags: Tags, scan: Scan) -> Reading:
+    """Skip the first bracket of a call that is one object; say whether it is there."""
+    return bool(tags.objects and (yield from scan.maybe("{")))
 
 
 def all_of(scan: Scan, texts: Iterable[str], optional: Sequence[str] = ()) -> Reading:
@@ -164,7 +174,7 @@ def read_value(tags: Tags, scan: Scan, key_end: str) -> Reading:
     if end != tags.value_end:
         scan.recovered(f"the end of a value is missing before {end}")
         scan.unread(end)
-        text = text.rstrip()
+        text = text if tags.exact and end in tags.keys else text.rstrip()
     return text.removeprefix("\n").removesuffix("\n") if tags.lines else text
 
 
@@ -201,6 +211,7 @@ def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
         value_end=f"</｜DSML｜{parameter}>",
         end=(f"</｜DSML｜{invoke}>",),
         literal=True,
+        exact=True,
     )
     return ToolFormat(
         partial(read, [tags]), markers=("｜DSML｜",), call_ends=ends_of(tags), signs=("｜DSML｜", section)
@@ -328,7 +339,7 @@ DEEPSEEK_V31: Final = deepseek(("<｜tool▁sep｜>",), "{name}<｜tool▁sep｜
 DEEPSEEK_V32: Final = dsml("function_calls", "invoke", "parameter")
 DEEPSEEK_V4: Final = dsml("tool_calls", "invoke", "parameter")
 DEEPSEEK_V41: Final = dsml(" calls", " invoke", " parameter")
-DOTS: Final = form(invokes("<dots_function_call>", "</dots_function_call>"))
+DOTS: Final = form(replace(invokes("<dots_function_call>", "</dots_function_call>"), objects=True))
 GLM45: Final = form(pairs())
 HY_V3: Final = form(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))
 HY_V4: Final = form(

@@ -21,7 +21,7 @@ _OTHER_NAMES = {
 """What clients write for JSON's types, though no standard has it."""
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
-_CHOICES = ("anyOf", "oneOf")
+_CHOICES = ("anyOf", "oneOf", "allOf")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
 """What models write around arguments that have no such property."""
 
@@ -40,7 +40,7 @@ def fitting_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -
         if inner is None:
             break
         arguments = inner
-    return {name: _fitting(value, known.get(name)) for name, value in arguments.items()}
+    return {name: _fitting(value, _referred(known.get(name), schema)) for name, value in arguments.items()}
 
 
 def _object_in(value: Any) -> Mapping[str, Any] | None:
@@ -84,7 +84,19 @@ def typed_arguments(texts: Mapping[str, str], schema: Mapping[str, Any], *, lite
     """Return arguments with the types that the JSON schema of a tool's parameters states for them."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
-    return {name: typed_value(text, known.get(name), literal=literal) for name, text in texts.items()}
+    return {
+        name: typed_value(text, _referred(known.get(name), schema), literal=literal) for name, text in texts.items()
+    }
+
+
+def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return what an argument's schema refers to in that of all arguments, or else the schema itself."""
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+        return schema
+    found: Any = root
+    for name in schema["$ref"].removeprefix("#/").split("/"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
