@@ -135,7 +135,10 @@ def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Reading
         if found == "{":
             arguments = yield from scan.object("{")
             break
-        key, key_end = yield from up_to(scan, *tags.key_ends)
+        key, key_end = yield from up_to(scan, *tags.key_ends, *tags.value)
+        if key_end in tags.value:
+            scan.recovered(f"the end of an argument's name is missing before {key_end}")
+            scan.unread(key_end)
         key = key.strip().strip("\"'") if tags.quoted else key.strip()
         if tags.type[0] and (yield from scan.maybe(tags.type[0])):
             stated, _ = yield from scan.take(tags.type[1])

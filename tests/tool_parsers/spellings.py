@@ -93,7 +93,7 @@ def gemma(quote: str, start: str, end: str) -> Callable[[str, Arguments], str]:
 GLM = Spelling(
     tags("<tool_call>{name}\n{arguments}</tool_call>", "<arg_key>{k}</arg_key>\n", "<arg_value>{v}</arg_value>\n"),
     "\n".join,
-    lambda text: text.replace("</arg_key>", "", 1),
+    lambda text: text.replace("<arg_value>", "", 1),
 )
 QWEN_CODER = Spelling(
     tags(
@@ -221,7 +221,7 @@ SPELLINGS: Mapping[str, Spelling] = {
             "<ifm|arg_value>{v}</ifm|arg_value>",
         ),
         between("<ifm|tool_calls>", "</ifm|tool_calls>"),
-        lambda text: text.replace("</ifm|arg_key>", "", 1),
+        lambda text: text.replace("<ifm|arg_value>", "", 1),
     ),
     "kimi_k2": Spelling(
         lambda name, args: (
