@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import (
     ArgumentsPiece,
@@ -45,6 +46,8 @@ class Turn:
     reader: AnswerReader | None
     """Reads reasoning and tool calls out of the answer, where there may be any."""
     most_calls: int | None
+    beams: float | None = None
+    """As `Conversation.beams`."""
 
     def begin(self) -> Choice:
         """Return what reads one of the answers."""
@@ -70,7 +73,7 @@ class Conversations:
         text, ids = await self._render(asked, keep=sampling.truncate_prompt_tokens)
         options = {"priority": asked.priority, "cache_salt": asked.cache_salt, "client": asked.client, **asked.given}
         most_calls = None if asked.parallel_tool_calls else 1
-        return Turn(sampling, ids, options, self._formats.reader(asked, text), most_calls)
+        return Turn(sampling, ids, options, self._formats.reader(asked, text), most_calls, asked.beams)
 
     async def count(self, asked: Conversation) -> int:
         """Return how many tokens the prompt of a conversation has."""
@@ -79,7 +82,7 @@ class Conversations:
 
     def outputs(self, turn: Turn, shown_id: str) -> AsyncGenerator[RequestOutput]:
         """Ask the engine; nothing starts before the outputs are read."""
-        outputs: AsyncIterator[RequestOutput] = self._engine.generate(
+        outputs: AsyncIterator[RequestOutput] = answering(self._engine, turn.beams)(
             {"prompt_token_ids": turn.ids},
             turn.sampling if turn.reader is None else turn.reader.sampling(turn.sampling),
             engine_id(shown_id),
