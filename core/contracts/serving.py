@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 class RouteGroup(Protocol):
     """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration.
 
-    Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server, and
-    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`.
+    Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server;
+    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`; and `switch`, on the class: the
+    name of the option without which it has no routes.
     A request's `scope["state"]["server"]` tells a `ServerActivity`, where the server keeps one.
     """
 
