@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from core.cli.memory_plan import MemoryPlan, memory_plan
     from core.engine.async_llm import AsyncLLM
-    from core.engine.llm import LLM
-    from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, TextPrompt, TokensPrompt
+    from core.familiar.args import AsyncEngineArgs, EngineArgs
+    from core.familiar.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from core.familiar.engines import AsyncLLMEngine, LLMEngine
+    from core.familiar.llm import LLM
+    from core.familiar.models import ModelRegistry
+    from core.types import (
+        CompletionOutput,
+        PromptType,
+        RequestOutput,
+        RequestOutputKind,
+        SamplingParams,
+        TextPrompt,
+        TokensPrompt,
+    )
     from core.types.pooled import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
@@ -24,14 +36,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncEngineArgs": "core.familiar.args",
     "AsyncLLM": "core.engine.async_llm",
-    "LLM": "core.engine.llm",
+    "AsyncLLMEngine": "core.familiar.engines",
+    "BeamSearchOutput": "core.familiar.beams",
+    "BeamSearchParams": "core.familiar.beams",
+    "BeamSearchSequence": "core.familiar.beams",
+    "EngineArgs": "core.familiar.args",
+    "LLM": "core.familiar.llm",
+    "LLMEngine": "core.familiar.engines",
+    "ModelRegistry": "core.familiar.models",
     "MemoryPlan": "core.cli.memory_plan",
     "CompletionOutput": "core.types",
     "ClassificationRequestOutput": "core.types.pooled",
     "EmbeddingRequestOutput": "core.types.pooled",
     "PoolingParams": "core.types.pooling",
     "PoolingRequestOutput": "core.types.pooled",
+    "PromptType": "core.types",
     "RequestOutput": "core.types",
     "RequestOutputKind": "core.types",
     "SamplingParams": "core.types",
@@ -44,13 +65,22 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LLMEngine",
     "MemoryPlan",
+    "ModelRegistry",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

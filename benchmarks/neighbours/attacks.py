@@ -156,13 +156,13 @@ def _read_stream(chunks: list[tuple[float, bytes]]) -> tuple[list[int], list[flo
     return tokens, times
 
 
-def memory_mb(server: Attacked) -> dict[int, float]:
-    """Return what each process of the server holds."""
+def memory_mb(server: Attacked, kind: str = "Rss") -> dict[int, float]:
+    """Return what each process of the server holds; as `Pss` its part of what it shares with any other."""
     found = {}
     for pid in server.processes():
         with suppress(OSError):
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            found[pid] = int(text.partition("Pss:")[2].split()[0]) / 1024
+            found[pid] = int(text.partition(f"{kind}:")[2].split()[0]) / 1024
     return found
 
 
@@ -179,7 +179,7 @@ def fill_cache(server: Attacked) -> None:
 
 def total_mb(server: Attacked) -> float:
     """Return what all processes of the server hold; shared pages count once."""
-    return sum(memory_mb(server).values())
+    return sum(memory_mb(server, "Pss").values())
 
 
 def send_until_over(url: str, name: str, pause_s: float, ready: Any, go: Any, over: Any, found: Any) -> None:

@@ -22,6 +22,7 @@ from starlette.requests import Request
 
 from builtin_plugins.routes.scan import LARGE_BYTES, limits_for, refuse_crowded
 from core.api import InvalidRequest
+from core.text.places import Places
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +77,9 @@ async def read_request(
 
     if len(body) <= LARGE_BYTES:
         return read()
-    # One large body after the other: each takes its moments of this process, and all at once would take many of them.
-    async with request.scope.get("state", {}).get("reading") or asyncio.Lock():
+    # One large body after the other, each client's in turn: all at once would take many of this process's moments.
+    reading: Places = request.scope.get("state", {}).get("reading") or Places(1)
+    async with reading.place(client_of(request)):
         await refuse_crowded(body, limits_for(num_tokens))
         return await asyncio.to_thread(read)
 

@@ -68,7 +68,8 @@ def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
     if isinstance(schema, dict):
         if "$ref" in schema:
             return _inlined(parts[schema["$ref"].removeprefix("#/")], parts)
-        return {name: _inlined(inner, parts) for name, inner in schema.items()}
+        # What tells kinds apart is a constant in each of them; the mapping would name parts that are inlined.
+        return {name: _inlined(inner, parts) for name, inner in schema.items() if name != "discriminator"}
     return [_inlined(inner, parts) for inner in schema] if isinstance(schema, list) else schema
 
 

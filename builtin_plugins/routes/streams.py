@@ -22,6 +22,11 @@ def event(data: Any) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+def typed_event(data: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event that bears its type as its name."""
+    return b"event: " + str(data["type"]).encode() + b"\n" + event(data)
+
+
 class EventStream:
     """An ASGI response that sends each event as it comes; the events are closed when the client leaves."""
 

@@ -95,7 +95,7 @@ def add_flags(
         for found in fields:
             text = _help(found, docs) if docs is not None and visible(found) else argparse.SUPPRESS
             try:
-                box.add_argument(*_spellings(found), dest=_DEST + found.name, help=text, **_shape(found.type))
+                box.add_argument(*_spellings(found), dest=_DEST + found.name, help=text, **flag_shape(found.type))
             except argparse.ArgumentError as error:
                 raise ConfigError(f"{parser.prog} and option {found.name!r} of {group!r} clash: {error}") from error
 
@@ -171,7 +171,7 @@ def _all_spellings(found: Field) -> list[str]:
     return _spellings(found) + ([found.flag.replace("--", "--no-", 1)] if is_switch(found.type) else [])
 
 
-def _shape(kind: ValueType) -> dict[str, Any]:
+def flag_shape(kind: ValueType) -> dict[str, Any]:
     """Return how argparse must collect the raw texts; converting them is the field's business."""
     shape: dict[str, Any] = {"default": argparse.SUPPRESS}
     if is_switch(kind):

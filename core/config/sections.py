@@ -28,7 +28,7 @@ class ModelConfig:
     model: str = "default"
     """Local folder, hub id, or a name that a plugin knows; default: the model a plugin brings for it."""
     served_model_name: list[str] | None = None
-    """Names the API answers to; the first is shown. Default: the model as given."""
+    """Names the API answers to; the first is shown, a `*` in one stands for anything. Default: the model as given."""
     runner: str = "auto"
     """What the model is run for: generate tokens, or pooling (embed, classify, score); auto: what it was made for."""
     tokenizer: str | None = None

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from core.contracts import Executor, StepStats
 from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, QueueFull
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from core.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+GATHER_SHARE: Final = 1 / 64
+"""Of the time that a prompt will take: for as long those are waited for who come with it."""
+GATHER_MOST_S: Final = 0.02
 
 
 class EngineCore:
@@ -48,13 +52,17 @@ class EngineCore:
         self._soon: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         """Methods of the scheduler to call, with what they are given."""
         scheduler.soon = self._call_soon
-        self._executor = executor
+        self.executor = executor
         executor.told = partial(self._call_soon, "tell")
         self._max_waiting = max_waiting
         self._clock = clock
         self._in_flight: list[StepPlan] = []
         self._early: list[StepNews] = []
         """What steps brought that had to be finished before a call."""
+        self._token_s = 0.0
+        """What the last step that began requests took for each of its tokens."""
+        self._gather_s = (0.0, 0.0)
+        """By the clock: until when to wait for more requests, and at most."""
         self._closed = False
 
     @property
@@ -62,7 +70,7 @@ class EngineCore:
         """Say whether `step` has anything to do."""
         return bool(self._in_flight or self._early) or self.scheduler.has_work or not self._soon.empty()
 
-    def add(self, requests: Iterable[EngineRequest], *, resumed: bool = False) -> None:
+    def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> None:
         """Queue the sequences of one request: all of them or, when one is refused, none.
 
         Raises `InvalidRequest` for a request that could never run, naming the limit, `QueueFull` when too many wait
@@ -85,14 +93,20 @@ class EngineCore:
         except EngineError:
             self.abort(added)
             raise
+        now, num_tokens = self._clock(), sum(len(request.prompt_token_ids) for request in requests)
+        latest = self._gather_s[1] or now + GATHER_MOST_S
+        self._gather_s = min(now + GATHER_SHARE * num_tokens * self._token_s, latest), latest
+
+    def patience_s(self) -> float:
+        """Return how long the next step may wait for requests that come with those added since the last one.
+
+        Clients ask at once and are heard one after the other; who is in the first's step need not wait for its end.
+        """
+        return max(0.0, self._gather_s[0] - self._clock())
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End requests in whatever state they are; ids that are unknown or ended are passed over."""
-        deltas = []
-        for request_id in request_ids:
-            delta = self.scheduler.abort(request_id)
-            if delta is not None:
-                deltas.append(delta)
+        deltas = [delta for each in request_ids if (delta := self.scheduler.abort(each)) is not None]
         if deltas and not self.has_work and self.observe is not None:
             # No step follows that would say that nothing runs any more.
             self.observe(self._stats())
@@ -128,7 +142,7 @@ class EngineCore:
             self._early.append(self._take_result())
         feature, _, verb = name.partition(".")
         answer = self.scheduler.call(feature, verb, data)
-        answers = [*(() if answer is None else (answer,)), *self._executor.call(name, data)]
+        answers = [*(() if answer is None else (answer,)), *self.executor.call(name, data)]
         if not answers:
             raise InvalidRequest("name", f"no feature that is on answers the call {name!r}.")
         return answers
@@ -141,6 +155,7 @@ class EngineCore:
         if self._early:
             return self._early.pop(0)
         started = self._clock()
+        self._gather_s = (0.0, 0.0)
         self._call_now()
         self._submit_plans()
         self.blocked = not self._in_flight
@@ -150,7 +165,7 @@ class EngineCore:
 
     def _take_result(self, started: float | None = None) -> StepNews:
         try:
-            result = self._executor.collect()
+            result = self.executor.collect()
         except BaseException as error:  # whatever it was, its requests end, and what is in flight is collected
             if isinstance(error, EngineDead):
                 raise  # there is nothing left that could run another step
@@ -161,18 +176,21 @@ class EngineCore:
         plan = self._in_flight.pop(0)
         news = self.scheduler.update(result)
         self.num_steps += 1
+        step_s = 0.0 if started is None else self._clock() - started
+        if plan.new:
+            self._token_s = step_s / plan.num_tokens
         if self.observe is not None:
-            self.observe(self._stats(0.0 if started is None else self._clock() - started, plan))
+            self.observe(self._stats(step_s, plan))
         return news
 
     def _submit_plans(self) -> None:
-        while len(self._in_flight) < self._executor.depth:
+        while len(self._in_flight) < self.executor.depth:
             plan = self.scheduler.schedule()
             if plan is None:
                 return
             if plan.new and self.starting is not None:
                 self.starting([new.request_id for new in plan.new])
-            self._executor.submit(plan)
+            self.executor.submit(plan)
             self._in_flight.append(plan)
 
     def _fail_in_flight(self, error: BaseException) -> list[RequestDelta]:
@@ -180,7 +198,7 @@ class EngineCore:
         log.exception("a step failed; its requests end with an error, the engine goes on")
         for _ in self._in_flight[1:]:
             try:
-                self._executor.collect()
+                self.executor.collect()
             except Exception:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
@@ -199,10 +217,10 @@ class EngineCore:
 
     def silence_s(self) -> float:
         """Return for how long the most silent of the executor's processes has given no sign of life."""
-        return float(getattr(self._executor, "silence_s", float)())
+        return float(getattr(self.executor, "silence_s", float)())
 
     def shutdown(self) -> None:
         """Release the workers, and close what the scheduler writes; safe to call twice."""
         self._closed = True
-        self._executor.shutdown()
+        self.executor.shutdown()
         self.scheduler.close()

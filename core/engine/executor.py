@@ -19,8 +19,8 @@ class UniExecutor:
         self.told: Callable[[str, bytes], None] = lambda name, data: None
         """Called, from any thread, with what a worker half tells its scheduler half outside of steps."""
         self.depth = 2 if config.scheduler.async_scheduling else 1
-        self._worker: Worker | None = registry.load(registry.choose("workers"))(config, registry, source)
-        self._worker.told = lambda name, data: self.told(name, data)
+        self.worker: Worker | None = registry.load(registry.choose("workers"))(config, registry, source)
+        self.worker.told = lambda name, data: self.told(name, data)
         self._queue: deque[StepPlan | Pending | Exception] = deque()
 
     def start(self) -> WorkerInfo:
@@ -53,13 +53,13 @@ class UniExecutor:
         return [] if answer is None else [answer]
 
     def _alive(self) -> Worker:
-        if self._worker is None:
+        if self.worker is None:
             raise RuntimeError("the executor was shut down")
-        return self._worker
+        return self.worker
 
     def shutdown(self) -> None:
         """Let the model go."""
-        if self._worker is not None:
-            self._worker.close()
+        if self.worker is not None:
+            self.worker.close()
         self._queue.clear()
-        self._worker = None
+        self.worker = None

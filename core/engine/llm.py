@@ -79,7 +79,7 @@ class LLM(PoolingCalls):
         value for all prompts or a list with one for each. Raises `InvalidRequest` before anything runs when one of the
         requests cannot be served.
         """
-        ready = [self._front.renderer.prompt(prompt) for prompt in _listed(prompts)]
+        ready = [self._front.renderer.prompt(prompt) for prompt in as_list(prompts)]
         return self._run(ready, sampling_params, use_tqdm, priority, **keywords)
 
     def chat(
@@ -149,7 +149,7 @@ class LLM(PoolingCalls):
         return [p.clone(output_kind=final) if isinstance(p, SamplingParams) else p for p in listed]
 
     def _drain(self, count: int, use_tqdm: Progress, interrupts: Interrupts) -> Iterable[RequestOutput]:
-        bar = _progress_bar(use_tqdm, count)
+        bar = progress_bar(use_tqdm, count)
         try:
             while self.has_unfinished_requests():
                 interrupts.check()
@@ -228,7 +228,7 @@ class LLM(PoolingCalls):
         self.shutdown()
 
 
-def _progress_bar(use_tqdm: Progress, total: int) -> Any:
+def progress_bar(use_tqdm: Progress, total: int) -> Any:
     """Return a tqdm bar, what the caller's own factory makes, or something silent."""
     if not use_tqdm or total == 0:
         return SimpleNamespace(update=lambda count: None, close=lambda: None)
@@ -239,7 +239,7 @@ def _progress_bar(use_tqdm: Progress, total: int) -> Any:
     return tqdm(total=total, desc="Processed prompts", unit="req", dynamic_ncols=True, disable=None)
 
 
-def _listed(prompts: Any) -> list[Any]:
+def as_list(prompts: Any) -> list[Any]:
     """Return a list of prompts: a text, ids or a dict alone is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]

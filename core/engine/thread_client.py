@@ -121,11 +121,11 @@ class ThreadClient:
         return Running(built.config, built.info)
 
     def _turn(self) -> bool:
-        """Take waiting commands, then run one step; block when there is nothing to do."""
+        """Take waiting commands, then run one step; block when there is nothing to do, and a moment for more of a kind."""
         progressed = self._core.has_work and not self._core.blocked
         while True:
             try:
-                function, future = self._inbox.get(block=not progressed)
+                function, future = self._inbox.get(timeout=self._core.patience_s() if progressed else None)
             except queue.Empty:
                 break
             if function is None:

@@ -64,7 +64,7 @@ class Worker:
         self._join = join or (lambda platform: (ParallelGroup(), Pipeline()))
         self._stream: Any = Inline()
         self._in_flight: deque[tuple[Ahead | None, Launched]] = deque()
-        self._model: Model
+        self.model: Model
         self._batch: Batch
         self._extensions = Extensions(registry.runner_extensions(config))
 
@@ -91,16 +91,16 @@ class Worker:
         self._backend: AttentionBackend = registry.load(backend)()
         self._in_order(self._load)
         log.info("attention backend %s on %s", backend.entry.name, platform.name)
-        num_bytes = weight_bytes(self._model)
+        num_bytes = weight_bytes(self.model)
         return WorkerInfo(
             layers=self._layers,
             kv_memory_bytes=platform.kv_memory_bytes(config, num_bytes),
-            vocab_size=self._model.vocab_size,
+            vocab_size=self.model.vocab_size,
             weight_bytes=num_bytes,
             device=self._device,
             pooling=self._runner.info(self._spec),
             shortened_by=getattr(self._spec, "shortened_by", ""),
-            facts=dict(getattr(self._model, "facts", {})),
+            facts=dict(getattr(self.model, "facts", {})),
         )
 
     def _in_order(self, function: Callable[[], T]) -> T:
@@ -110,7 +110,7 @@ class Worker:
 
     def _load(self) -> None:
         self._group, self._pipeline = self._join(self._platform)
-        self._model, context = load_model(
+        self.model, context = load_model(
             self._config,
             self._source,
             self._registry,
@@ -122,8 +122,8 @@ class Worker:
             facts=self._platform.facts(),
         )
         self._ops = context.ops
-        self._added = self._extensions.loaded(LoadedParts(self._config, self._source, self._model, context))
-        self._layers = [*self._model.kv_layers, *chain.from_iterable(self._added.values())]
+        self._added = self._extensions.loaded(LoadedParts(self._config, self._source, self.model, context))
+        self._layers = [*self.model.kv_layers, *chain.from_iterable(self._added.values())]
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
         """Make the cache and the batch; after this, plans can be executed.
@@ -135,7 +135,7 @@ class Worker:
     def _allocate(self, layout: KVLayout, first_layer: int) -> None:
         own, extensions, config = range(first_layer, first_layer + len(self._layers)), self._extensions, self._config
         caches, memory = make_caches(layout, self._backend, own, self._platform)
-        self._model.bind_kv(caches[: len(self._model.kv_layers)])
+        self.model.bind_kv(caches[: len(self.model.kv_layers)])
         groups = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
         self._group_of_layer = [groups[layer] for layer in own]
         self._null_blocks = [blocks[0] for blocks in memory.values()]
@@ -146,22 +146,20 @@ class Worker:
         batch.keeps_ends, self._batch = extensions.follows, batch
         is_last, device = self._pipeline.is_last, self._device
         self._stage: Stage = self._runner.stage(
-            StageParts(config, self._spec, self._model, batch, extensions, is_last, device, PendingResult, self._ops)
+            StageParts(config, self._spec, self.model, batch, extensions, is_last, device, PendingResult, self._ops)
         )
         wrap = getattr(self._platform, "wrap", None)
-        self._forward: Callable[[ForwardBatch], torch.Tensor] = (
-            self._model if wrap is None else wrap(self._model, sizes)
-        )
+        self._forward: Callable[[ForwardBatch], torch.Tensor] = self.model if wrap is None else wrap(self.model, sizes)
 
         def parts_of(name: str) -> WorkerParts:
-            first = len(self._model.kv_layers)
+            first = len(self.model.kv_layers)
             for other, layers in self._added.items():
                 if other == name:
                     break
                 first += len(layers)
             mine = caches[first : first + len(self._added.get(name, ()))]
             where = self._group, self._pipeline, device, partial(self._tell, name)
-            return WorkerParts(config, self._model, batch, layout, memory, mine, first, *where)
+            return WorkerParts(config, self.model, batch, layout, memory, mine, first, *where)
 
         extensions.attach(parts_of)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ class Made:
                 content = self.mutated(content)
             return _asked("POST", path, content)
         path, method, schema = rng.choice([each for each in self._operations() if each[0] not in _SKIPPED])
-        path = path.replace("{model}", rng.choice(("demo", "%00", "a/../b", "x" * 300)))
+        path = re.sub(r"{\w+}", lambda _: rng.choice(("demo", "%00", "a/../b", "x" * 300, "resp_0")), path)
         if schema is None:
             return _asked(method, path, b"")
         content = encoded(self._short(self.value(schema, 0)))
@@ -160,7 +161,7 @@ class Made:
     def _short(self, body: Any) -> Any:
         """Let most answers be short, and of few sequences."""
         if isinstance(body, dict) and self.rng.random() < 0.95:
-            for name in ("max_tokens", "max_completion_tokens"):
+            for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
                 if type(body.get(name, 99)) is int and (body.get(name) or 99) > MOST_TOKENS:
                     body[name] = MOST_TOKENS
             if type(body.get("n")) is int and 4 < body["n"] <= 64:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 
-from core import LLM, SamplingParams
+from core import LLM, AsyncLLM, SamplingParams
+from core.engine.core import GATHER_MOST_S, GATHER_SHARE, EngineCore
 from core.errors import QueueFull
+from core.step import EngineRequest
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0)
 
@@ -26,3 +30,55 @@ def test_nobody_may_wait_where_none_may():
         llm.add_request("a", "text", GREEDY)
         with pytest.raises(QueueFull, match="no more than 0 may wait"):
             llm.add_request("b", "text", GREEDY)
+
+
+class Clock:
+    """Stands still until somebody moves it."""
+
+    now_s = 1.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def request(name: str, num_tokens: int) -> EngineRequest:
+    """Return a request that asks for one token."""
+    return EngineRequest(request_id=name, prompt_token_ids=[1] * num_tokens, sampling=GREEDY, seed=0, max_tokens=1)
+
+
+def test_a_step_waits_for_who_comes_with_the_first_in_proportion_to_what_it_will_take():
+    clock = Clock()
+    with LLM("scripted:", max_model_len=512, num_gpu_blocks_override=64) as llm:
+        core = llm.core
+        core._clock = clock
+        core.add([request("a", 100)])
+        assert core.patience_s() == 0  # nothing is known yet
+        submit = core.executor.submit
+        core.executor.submit = lambda plan: (clock.advance(6.4), submit(plan))
+        core.step()
+        assert core.patience_s() == 0
+        core.add([request("b", 10)])
+        assert core.patience_s() == pytest.approx(10 * 0.064 * GATHER_SHARE)
+        clock.advance(0.009)
+        core.add([request("c", 10)])
+        assert core.patience_s() == pytest.approx(10 * 0.064 * GATHER_SHARE)
+        core.add([request("d", 400)])  # never longer than this after the first
+        assert core.patience_s() == pytest.approx(GATHER_MOST_S - 0.009)
+        core.step()
+        assert core.patience_s() == 0
+
+
+def test_requests_that_come_one_after_the_other_are_begun_in_one_step(monkeypatch):
+    began: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    monkeypatch.setattr(EngineCore, "patience_s", lambda core: 60.0 if core.scheduler.num_waiting < 3 else 0.0)
+    engine = AsyncLLM("scripted:", max_model_len=64, num_gpu_blocks_override=32, disable_frontend_multiprocessing=True)
+    try:
+        engine._client._core.starting = began.put
+        for name in "abc":
+            engine._client.add([request(name, 8)]).result(timeout=60)
+        assert began.get(timeout=60) == ["a", "b", "c"]
+    finally:
+        engine.shutdown()

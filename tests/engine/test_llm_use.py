@@ -34,7 +34,7 @@ def text(llm: LLM, prompt: str) -> str:
 
 
 def call_at_step(llm: LLM, monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], Any]) -> None:
-    executor = llm.core._executor
+    executor = llm.core.executor
     collect, steps = executor.collect, iter(range(1, 10_000))
 
     def watched() -> Any:
@@ -65,7 +65,7 @@ def test_an_interrupt_inside_a_step_leaves_a_usable_engine(llm: LLM, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         text(llm, "interrupted " * 10)
     monkeypatch.undo()
-    llm.core._executor._queue.clear()  # the plan whose collection was cut off
+    llm.core.executor._queue.clear()  # the plan whose collection was cut off
     assert text(llm, "again") == "again"
     llm.core.scheduler.check()
 

@@ -98,7 +98,7 @@ def test_no_thread_is_lost_whenever_clients_leave(seed: int) -> None:
         await asyncio.gather(*asked, return_exceptions=True)
         async with asyncio.timeout(60):
             assert await asyncio.gather(*(turns.run(lambda stopped: 1) for _ in range(10))) == [1] * 10
-        await until(lambda: turns._free == 2)
+        await until(lambda: turns._places._free == 2)
 
     asyncio.run(ask())
 

@@ -202,7 +202,7 @@ def test_every_rank_is_heard_in_steps_outside_of_them_and_when_asked(
     tensor: int, pipeline: int, ahead: bool, llama: Path
 ) -> None:
     with open_engine(llama, tensor, pipeline, plugins=[TALKING], async_scheduling=ahead) as llm:
-        executor: Any = llm.core._executor
+        executor: Any = llm.core.executor
         told: list[tuple[str, bytes]] = []
         executor.told = lambda name, data: told.append((name, data))
         llm.generate([[5, 7]], GREEDY, use_tqdm=False)

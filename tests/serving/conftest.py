@@ -10,14 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
+from builtin_plugins.routes.anthropic.routes import AnthropicRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
+from builtin_plugins.routes.responses.routes import ResponsesRoutes
 from builtin_plugins.routes.tokenize.routes import TokenizeRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core.config import EngineConfig
 from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 
+GROUPS = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes, TokenizeRoutes, ProbeRoutes)
 REGISTRY = load_plan(make_plan(["none", "tool_parsers", "reasoning_parsers"]))
 
 
@@ -28,7 +31,7 @@ class Api:
         self.config = EngineConfig(options=options)
         self.engine = EchoEngine(self.config)
         self.engine.registry = REGISTRY
-        groups = [make(self.engine, self.config) for make in (OpenAIRoutes, TokenizeRoutes, ProbeRoutes)]
+        groups = [make(self.engine, self.config) for make in GROUPS]
         self.server = HttpServer(self.engine, self.config, groups)
 
     def call(self, method: str, path: str, **request: Any) -> httpx.Response:

@@ -69,6 +69,13 @@ def test_template_options_reach_the_renderer(api):
     assert rendered["add_generation_prompt"] is True
 
 
+def test_documents_reach_the_renderer(api):
+    api.chat("a", documents=[{"title": "t", "text": "b"}])
+    api.chat("a", documents=[])
+    kwargs = [each["template_kwargs"] for each in api.engine.rendered]
+    assert kwargs == [{"documents": [{"title": "t", "text": "b"}]}, {}]
+
+
 def test_continuing_the_final_message_begins_no_new_one(api):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     body = api.chat(messages=messages, continue_final_message=True, echo=True).json()

@@ -14,6 +14,7 @@ from builtin_plugins.routes import scan
 from builtin_plugins.routes.body import read_request
 from builtin_plugins.routes.scan import LIMITS, Most, limits_for, refuse_crowded
 from core.api import InvalidRequest
+from core.text.places import Places
 
 TEN_MB = 10 * 2**20
 
@@ -123,26 +124,47 @@ def test_a_model_with_a_long_context_takes_more_tokens_in_one_body():
     look_at(body, limits_for(2 * LIMITS[0].most))
 
 
+class Fields(msgspec.Struct):
+    prompt: str = ""
+
+
+async def ask(reading, body, client=""):
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    state = {"reading": reading, "client": client}
+    return await read_request(Request({"type": "http", "headers": [], "state": state}, receive), Fields)
+
+
 def test_large_bodies_are_read_one_after_the_other_and_small_ones_beside_them():
-    class Fields(msgspec.Struct):
-        prompt: str = ""
-
-    async def ask(reading, body):
-        async def receive():
-            return {"type": "http.request", "body": body}
-
-        request = Request({"type": "http", "headers": [], "state": {"reading": reading}}, receive)
-        return await read_request(request, Fields)
 
     async def main():
-        reading = asyncio.Lock()
-        async with reading:
+        reading = Places(1)
+        async with reading.place():
             large = asyncio.create_task(ask(reading, b'{"prompt":"%s"}' % (b"a" * 200_000)))
             assert (await ask(reading, b'{"prompt":"a"}')).fields.prompt == "a"
             for _ in range(20):
                 await asyncio.sleep(0)
             assert not large.done()
         assert len((await large).fields.prompt) == 200_000
+
+    asyncio.run(main())
+
+
+def test_a_client_with_many_large_bodies_lets_others_in_between():
+    async def main():
+        reading, order = Places(1), []
+
+        async def read(client):
+            await ask(reading, b'{"prompt":"%s"}' % (b"a" * 200_000), client)
+            order.append(client)
+
+        async with reading.place():
+            asked = [asyncio.create_task(read(client)) for client in ("many", "many", "many", "one")]
+            for _ in range(20):
+                await asyncio.sleep(0)
+        await asyncio.gather(*asked)
+        assert order == ["many", "one", "many", "many"]
 
     asyncio.run(main())
 

@@ -173,6 +173,16 @@ def test_request_fields_cannot_hide_in_template_kwargs():
         renderer().render(USER, template_kwargs={"messages": []})
 
 
+def test_documents_are_for_templates_that_show_them():
+    documents = [{"text": "a"}, {"text": "b"}]
+    shows = renderer("{% for each in documents or [] %}{{ each.text }}{% endfor %}{{ messages[0].content }}")
+    asked = [{"role": "user", "content": "c"}]
+    assert shows.render(asked, template_kwargs={"documents": documents}) == "abc"
+    assert shows.render(asked) == "c"
+    with pytest.raises(InvalidRequest, match="documents: are not shown by the chat template"):
+        renderer().render(asked, template_kwargs={"documents": documents})
+
+
 def test_many_templates_of_requests_do_not_pile_up():
     target = renderer()
     for i in range(100):

@@ -42,7 +42,7 @@ def test_it_has_the_form_of_openapi_3_1(described: Any) -> None:
         assert path.startswith("/")
         assert ":" not in path, "a converter belongs to Starlette"
         for method, operation in methods.items():
-            assert method in ("get", "post")
+            assert method in ("get", "post", "delete")
             declared = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
             assert declared == {part[1:-1] for part in path.split("/") if part.startswith("{")}
 
@@ -74,6 +74,12 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "a", "structured_outputs": {"regex": "a+", "json": None}, "stop": ["x", "y"]}),
     ("chat/completions", {"messages": [HELLO], "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4}),
     ("chat/completions", {"messages": [HELLO], "stream_options": {"include_usage": True}, "stream": True}),
+    ("messages", {"messages": [HELLO], "max_tokens": 5, "system": [{"type": "text", "text": "a"}], "top_k": 3}),
+    ("messages", {"messages": [HELLO], "max_tokens": 5, "thinking": {"type": "adaptive"}, "mcp_servers": []}),
+    ("messages/count_tokens", {"messages": [HELLO]}),
+    ("responses", {"input": "hello", "store": False, "include": ["reasoning.encrypted_content"], "seed": 1}),
+    ("responses", {"input": [HELLO], "text": {"verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"}}),
+    ("responses/input_tokens", {"input": "hello"}),
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("completions", {}),
@@ -92,6 +98,15 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "a", "response_format": {"type": "yaml"}}),
     ("chat/completions", {"messages": "hello"}),
     ("chat/completions", {"messages": [HELLO], "thinking_token_budget": -1}),
+    ("messages", {"messages": [HELLO]}),
+    ("messages", {"messages": [HELLO], "max_tokens": 0}),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "video"}]}], "max_tokens": 5}),
+    ("messages", {"messages": [HELLO], "max_tokens": 5, "top_p": 0}),
+    ("messages", {"messages": [HELLO], "max_tokens": 5, "mcp_servers": [{"url": "a"}]}),
+    ("responses", {"input": 5}),
+    ("responses", {"input": "a", "top_logprobs": 21}),
+    ("responses", {"input": "a", "truncation": "much"}),
+    ("responses", {"input": "a", "conversation": "c"}),
 ]
 
 
@@ -118,7 +133,7 @@ def test_it_needs_the_key_and_tells_who_does(make_api: Callable[..., Any]) -> No
     api = make_api(api_key=["one"])
     assert api.get("/openapi.json").status_code == 401
     found = api.get("/openapi.json", headers={"Authorization": "Bearer one"}).json()
-    assert found["security"] == [{"key": []}]
+    assert found["security"] == [{"key": []}, {"header": []}]
     free = {path for path, methods in found["paths"].items() for each in methods.values() if each.get("security") == []}
     assert free == PROBES
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.routes.openai.fields import ChatFields, as_typed
-from builtin_plugins.routes.openai.parsing import Formats, suggested_flags
-from builtin_plugins.routes.openai.tools import forced_form
+from builtin_plugins.routes.conversation.asked import Conversation
+from builtin_plugins.routes.conversation.fields import as_typed
+from builtin_plugins.routes.conversation.formats import Formats, suggested_flags
+from builtin_plugins.routes.conversation.tools import forced_form
 from builtin_plugins.tool_parsers.hermes import HERMES
 from core.api import ConfigError, InvalidRequest
 
@@ -189,7 +190,7 @@ def test_the_refusal_of_auto_names_the_flags_that_the_chat_template_suggests(mak
     api.engine.tokenizer.chat_template = template
     formats = Formats.from_engine(api.engine, {})
     with pytest.raises(InvalidRequest, match="the chat template suggests --enable-auto-tool-choice --tool-call-parser"):
-        formats.check(ChatFields(messages=[], tools=[TOOL]))
+        formats.check(Conversation(messages=[], tools=[TOOL]))
 
 
 def test_refusals_name_the_field_that_the_client_wrote():

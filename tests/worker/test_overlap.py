@@ -61,7 +61,7 @@ def test_a_step_is_launched_before_its_predecessor_is_done() -> None:
     uni.submit(first())
     assert entered.acquire(timeout=60)  # the device is in step 0
     uni.submit(steady(1, [0, 1, 2, 3]))  # and the host has done its part of step 1
-    inputs = uni._worker._batch._ends  # type: ignore[union-attr]
+    inputs = uni.worker._batch._ends  # type: ignore[union-attr]
     assert inputs[:4].tolist() == [4, 4, 4, 4]
     gate.set()
     results = [uni.collect(), uni.collect()]

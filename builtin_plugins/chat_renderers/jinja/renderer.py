@@ -13,7 +13,7 @@ from builtin_plugins.chat_renderers.jinja.environment import chat_environment
 from builtin_plugins.chat_renderers.jinja.messages import plain_messages
 from core.api import ConfigError, EngineConfig, InvalidRequest, ModelSource, Tokenizer
 
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 DEFAULT = "default"
 """Name of the template that is used for everything that has none of its own."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -60,6 +60,9 @@ class JinjaRenderer:
                 raise InvalidRequest(
                     "chat_template_kwargs", f"{name!r} is a field of the request, not of the template."
                 )
+        values = {"documents": None, **self._special, **(template_kwargs or {})}
+        if values["documents"] and "documents" not in text:
+            raise InvalidRequest("documents", "are not shown by the chat template; put them into the messages.")
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message", "excludes add_generation_prompt: a message is continued or begun; unset one."
@@ -70,12 +73,10 @@ class JinjaRenderer:
             raise InvalidRequest("chat_template", f"cannot be compiled: {_words(error)}.") from error
         chat = plain_messages(messages, keep_parts=reads_parts)
         final = _mark_final(chat) if continue_final_message else ""
-        values = {**self._special, **(template_kwargs or {})}
         try:
             prompt = template.render(
                 messages=chat,
                 tools=[dict(tool) for tool in tools] if tools else None,
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **values,
             )

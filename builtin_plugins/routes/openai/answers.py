@@ -1,18 +1,16 @@
-"""What completions and chat completions have in common: ids, options, usage, failures, refused models."""
+"""What completions and chat completions have in common: ids, options, usage."""
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import HTTPException
 from starlette.requests import Request
 
 from builtin_plugins.routes.openai.fields import CommonFields
-from core.api import InvalidRequest, RequestFailed, RequestOutput
+from core.api import InvalidRequest, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +86,6 @@ class Usage:
         return usage
 
 
-def check_model(engine: Any, wanted: str | None) -> str:
-    """Return the name to answer under. Raises a 404 for a model that is not served."""
-    served = list(engine.served_names)
-    if wanted is None or wanted == "":
-        return str(served[0])
-    if wanted not in served:
-        message = f"the model {wanted[:200]!r} does not exist here; served: {', '.join(served)}."
-        raise HTTPException(404, {"message": message, "param": "model", "code": "model_not_found"})
-    return wanted
-
-
 def answer_id(request: Request, fields: CommonFields, prefix: str) -> str:
     """Return the id of an answer: the client's own, where it gave one, else a new one."""
     given = fields.request_id or request.headers.get("x-request-id", "")
@@ -106,16 +93,6 @@ def answer_id(request: Request, fields: CommonFields, prefix: str) -> str:
         raise InvalidRequest("request_id", "must be printable.")
     usable = given and len(given) <= 200 and given.isprintable()
     return f"{prefix}-{given if usable else secrets.token_hex(16)}"
-
-
-def engine_id(shown: str) -> str:
-    """Return an id for the engine: two requests of one client may bear the same name."""
-    return f"{shown}-{secrets.token_hex(4)}"
-
-
-def now() -> int:
-    """Return the time of day in whole seconds."""
-    return int(time.time())
 
 
 def shows_usage(fields: CommonFields, options: AnswerOptions) -> tuple[bool, bool]:
@@ -129,26 +106,3 @@ def check_stream_options(fields: CommonFields) -> None:
     """Raise `InvalidRequest` for stream options without a stream."""
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options", "belongs to streams; set `stream` to true or leave it out.")
-
-
-async def sound(outputs: AsyncIterator[RequestOutput]) -> AsyncIterator[RequestOutput]:
-    """Pass outputs on. Raises `RequestFailed` where the request failed inside the engine, or what its client can mend."""
-    try:
-        async for output in outputs:
-            if output.error is not None:
-                raise output.refusal or RequestFailed(output.error)
-            yield output
-    finally:
-        close = getattr(outputs, "aclose", None)
-        if close is not None:
-            await close()
-
-
-async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
-    """Return the finished output of a request that shows only that."""
-    final: RequestOutput | None = None
-    async for output in sound(outputs):
-        final = output
-    if final is None:
-        raise RequestFailed("the engine ended the request without an output.")
-    return final

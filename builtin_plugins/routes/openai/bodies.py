@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS
 from builtin_plugins.routes.openai.fields import (
-    SAMPLING_FIELDS,
     UNSERVED,
     WITHOUT_EFFECT,
     ChatFields,

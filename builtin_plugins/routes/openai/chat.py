@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
-from builtin_plugins.routes.body import client_of, handed_over, read_request
+from builtin_plugins.routes.body import client_of, read_request
+from builtin_plugins.routes.conversation.asked import Conversation
+from builtin_plugins.routes.conversation.events import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
+from builtin_plugins.routes.conversation.fields import as_typed
+from builtin_plugins.routes.conversation.pipeline import Choice, Conversations, Turn
+from builtin_plugins.routes.conversation.running import answered, check_model, last, now
+from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
     AnswerOptions,
     Usage,
     answer_id,
-    check_model,
     check_stream_options,
-    engine_id,
-    last,
-    now,
     shows_usage,
-    sound,
 )
-from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, as_typed, read_others
+from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, read_others
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
-from builtin_plugins.routes.openai.parsing import AnswerReader, Formats, ParsedChoice
-from builtin_plugins.routes.openai.sampling import sampling_params
-from builtin_plugins.routes.openai.structured import typed_fields
-from builtin_plugins.routes.streams import DONE, EventStream, event, started, while_connected
-from core.api import CompletionOutput, InvalidRequest, SamplingParams
+from builtin_plugins.routes.streams import DONE, event
+from core.api import CompletionOutput, InvalidRequest
 
 _OTHERS = OTHER_FIELDS - {"logprobs"}  # a switch here, a number among the sampling parameters
 
@@ -41,27 +38,20 @@ class _Job:
 
     head: AnswerHead
     fields: ChatFields
-    sampling: SamplingParams
-    given: Mapping[str, Any]
-    """What features read of it."""
-    ids: list[int]
-    """Of the prompt."""
-    client: str
+    turn: Turn
     role: str
     echo: str
     """Text of the last message, where the answer repeats it."""
     tokens_as_ids: bool
-    reader: AnswerReader | None
-    """Reads reasoning and tool calls out of the answer, where there may be any."""
 
 
 class ChatCompletions:
     """The endpoint."""
 
-    def __init__(self, engine: Any, options: AnswerOptions, formats: Formats) -> None:
+    def __init__(self, engine: Any, options: AnswerOptions, conversations: Conversations) -> None:
         self._engine = engine
         self._options = options
-        self._formats = formats
+        self._conversations = conversations
 
     async def __call__(self, request: Request) -> Any:
         """Answer one request, streamed or whole."""
@@ -72,22 +62,15 @@ class ChatCompletions:
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
         head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), check_model(self._engine, fields.model))
 
-        async def job() -> _Job:
-            made = await self._job(head, fields, parsed.others, client_of(request))
-            handed_over(request)
-            return made
-
-        async def whole() -> bytes:
-            return msgspec.json.encode(await self._whole(await job()))
-
-        async def begun() -> AsyncGenerator[bytes]:
-            return await started(self._events(await job()))
-
         try:
-            if not fields.stream:
-                body = await while_connected(request, whole())
-                return Response(body, media_type="application/json", headers=parsed.headers)
-            events = await while_connected(request, begun())
+            return await answered(
+                request,
+                partial(self._job, head, fields, parsed.others, client_of(request)),
+                stream=fields.stream,
+                whole=self._whole,
+                events=self._events,
+                headers=parsed.headers,
+            )
         except InvalidRequest as error:
             forced = fields.tool_choice not in (None, "none", "auto")
             typed = {
@@ -97,22 +80,17 @@ class ChatCompletions:
                 **typed_fields(parsed.others, forced=forced),
             }
             raise as_typed(error, typed) from None
-        return EventStream(events, parsed.headers)
 
     async def _job(self, head: AnswerHead, fields: ChatFields, others: dict[str, Any], client: str) -> _Job:
-        if not fields.messages:
-            raise InvalidRequest("messages", "is empty; at least one message is needed.")
         given = read_others(others, self._engine.fields)
         check_stream_options(fields)
-        self._formats.check(fields)
         if fields.stream and "prompt_logprobs" in others:
             raise InvalidRequest("prompt_logprobs", "cannot be streamed; set `stream` to false.")
         if fields.chat_template is not None and not self._options.trust_chat_template:
             raise InvalidRequest(
                 "chat_template", "is not taken from requests; --trust-request-chat-template allows it."
             )
-        sampling = self._sampling(fields, others)
-        text, ids = await self._render(fields, keep=sampling.truncate_prompt_tokens, client=client)
+        turn = await self._conversations.turn(self._asked(fields, others, client, given))
         generates = fields.add_generation_prompt is not False and not fields.continue_final_message
         last_message = fields.messages[-1]
         same_role = last_message.get("role") == self._options.response_role
@@ -122,78 +100,56 @@ class ChatCompletions:
         return _Job(
             head=head,
             fields=fields,
-            sampling=sampling,
-            given=given,
-            ids=ids,
-            client=client,
+            turn=turn,
             role=self._options.response_role if generates else str(last_message.get("role")),
             echo=echo if isinstance(echo, str) else "",
             tokens_as_ids=self._options.tokens_as_ids if as_ids is None else as_ids,
-            reader=self._formats.reader(fields, text),
         )
 
-    def _sampling(self, fields: ChatFields, others: dict[str, Any]) -> SamplingParams:
-        if fields.top_logprobs is not None and not fields.logprobs:
-            raise InvalidRequest("top_logprobs", "needs `logprobs` set to true.")
-        decided: dict[str, Any] = {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
-        if fields.max_completion_tokens is not None:
-            if fields.max_completion_tokens < 1:
-                raise InvalidRequest(
-                    "max_completion_tokens", f"must be at least 1, not {fields.max_completion_tokens}."
-                )
-            decided["max_tokens"] = fields.max_completion_tokens
-        decided |= self._formats.constraint(fields, others)
-        if extra_args := fields.vllm_xargs | self._formats.budget(fields):
-            decided["extra_args"] = extra_args
-        defaults = {"max_tokens": None, **self._engine.sampling_defaults}
-        return sampling_params(others, defaults, stream=fields.stream, **decided)
-
-    async def _render(self, fields: ChatFields, **reading: Any) -> tuple[str, list[int]]:
+    def _asked(self, fields: ChatFields, others: dict[str, Any], client: str, given: Mapping[str, Any]) -> Conversation:
+        """Return what a request asks, in the words that all protocols share."""
         kwargs = dict(fields.chat_template_kwargs)
         if fields.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
-        begins = fields.add_generation_prompt
-        text, ids = await self._engine.render_chat(
-            fields.messages,
-            **reading,
-            tools=self._formats.shown_tools(fields),
-            chat_template=fields.chat_template,
-            add_generation_prompt=not fields.continue_final_message if begins is None else begins,
-            continue_final_message=fields.continue_final_message,
+        if fields.documents:
+            kwargs["documents"] = fields.documents
+        return Conversation(
+            messages=fields.messages,
+            tools=fields.tools,
+            tool_choice=fields.tool_choice,
+            parallel_tool_calls=fields.parallel_tool_calls,
+            sampling=others,
+            decided=_decided(fields),
+            plugin_args=fields.vllm_xargs,
+            thinking_token_budget=fields.thinking_token_budget,
             template_kwargs=kwargs,
-        )
-        if fields.add_special_tokens:
-            ids = await self._engine.tokenize(text, True, **reading)
-        return text, ids
-
-    def _run(self, job: _Job) -> Any:
-        return self._engine.generate(
-            {"prompt_token_ids": job.ids},
-            job.sampling if job.reader is None else job.reader.sampling(job.sampling),
-            engine_id(job.head.id),
-            priority=job.fields.priority,
-            cache_salt=job.fields.cache_salt,
-            client=job.client,
-            **job.given,
+            chat_template=fields.chat_template,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            add_special_tokens=fields.add_special_tokens,
+            stream=fields.stream,
+            priority=fields.priority,
+            cache_salt=fields.cache_salt,
+            client=client,
+            given=given,
         )
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
-        output = await last(self._run(job))
+        output = await last(self._conversations.outputs(job.turn, job.head.id))
         usage = Usage(self._options.cached_details)
         usage.count(0, output)
         choices = []
         for completion in output.outputs:
-            parsed = self._begin(job)
-            message: dict[str, Any] = {"role": job.role, "content": completion.text, "refusal": None}
-            if parsed is not None:
-                message |= {"content": None} | parsed.take(completion)
-                for call in message.get("tool_calls", ()):
-                    del call["index"]  # for streams alone
+            read = job.turn.begin()
+            message: dict[str, Any] = {"role": job.role, "content": None, "refusal": None}
+            message |= _delta(read.take(completion), reasoning=job.fields.include_reasoning)
+            for call in message.get("tool_calls", ()):
+                del call["index"]  # for streams alone
             if job.echo:
                 message["content"] = job.echo + (message["content"] or "")
-            choices.append(self._choice(job, completion, "message", message, parsed))
+            choices.append(self._choice(job, completion, "message", message, read))
         more: dict[str, Any] = {}
-        if job.sampling.prompt_logprobs is not None:
+        if job.turn.sampling.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if job.fields.return_token_ids:
             more["prompt_token_ids"] = output.prompt_token_ids
@@ -203,29 +159,25 @@ class ChatCompletions:
         usage = Usage(self._options.cached_details)
         final, always = shows_usage(job.fields, self._options)
         begun = False
-        parsing = [self._begin(job) for _ in range(job.sampling.n)]
-        outputs = sound(self._run(job))
-        async for output in outputs:
+        reading = [job.turn.begin() for _ in range(job.turn.sampling.n)]
+        async for output in self._conversations.outputs(job.turn, job.head.id):
             usage.count(0, output)
             more = {"usage": usage.as_json() if always else None} if final else {}
             if not begun:
                 begun = True
                 ids = {"prompt_token_ids": output.prompt_token_ids} if job.fields.return_token_ids else {}
-                choices = [_opening(job, index) for index in range(job.sampling.n)]
+                choices = [_opening(job, index) for index in range(job.turn.sampling.n)]
                 yield event(job.head.with_choices(choices, **ids, **more))
             for completion in output.outputs:
                 if not (completion.token_ids or completion.text or completion.finish_reason is not None):
                     continue
-                parsed = parsing[completion.index]
-                delta = {"content": completion.text} if parsed is None else parsed.take(completion)
+                read = reading[completion.index]
+                delta = _delta(read.take(completion), reasoning=job.fields.include_reasoning)
                 if delta or completion.finish_reason or completion.logprobs or job.fields.return_token_ids:
-                    yield event(job.head.with_choices([self._choice(job, completion, "delta", delta, parsed)], **more))
+                    yield event(job.head.with_choices([self._choice(job, completion, "delta", delta, read)], **more))
         if final:
             yield event(job.head.with_choices([], usage=usage.as_json()))
         yield DONE
-
-    def _begin(self, job: _Job) -> ParsedChoice | None:
-        return None if job.reader is None else job.reader.begin(job.sampling)
 
     def _choice(
         self,
@@ -233,7 +185,7 @@ class ChatCompletions:
         completion: CompletionOutput,
         form: str,
         message: dict[str, Any],
-        parsed: ParsedChoice | None,
+        read: Choice,
     ) -> dict[str, Any]:
         logprobs = None
         if completion.logprobs is not None:
@@ -247,12 +199,45 @@ class ChatCompletions:
             "index": completion.index,
             form: message,
             "logprobs": logprobs,
-            "finish_reason": completion.finish_reason if parsed is None else parsed.finish_reason(completion),
+            "finish_reason": read.finish_reason(completion),
             "stop_reason": completion.stop_reason,
         }
         if job.fields.return_token_ids:
             choice["token_ids"] = list(completion.token_ids)
         return choice
+
+
+def _decided(fields: ChatFields) -> dict[str, Any]:
+    """Return the sampling parameters that chat requests have under other names."""
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise InvalidRequest("top_logprobs", "needs `logprobs` set to true.")
+    decided: dict[str, Any] = {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
+    if fields.max_completion_tokens is not None:
+        if fields.max_completion_tokens < 1:
+            raise InvalidRequest("max_completion_tokens", f"must be at least 1, not {fields.max_completion_tokens}.")
+        decided["max_tokens"] = fields.max_completion_tokens
+    return decided
+
+
+def _delta(pieces: Sequence[Piece], *, reasoning: bool) -> dict[str, Any]:
+    """Return the fields of a message, or of a chunk's delta, that some pieces make."""
+    message: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        match piece:
+            case TextPiece(text):
+                message["content"] = message.get("content", "") + text
+            case ReasoningPiece(text) if reasoning:
+                message["reasoning"] = message.get("reasoning", "") + text
+            case CallBegun(index, call_id, name):
+                begun = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+                calls[index] = {"index": index, **begun}
+            case ArgumentsPiece(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    if "reasoning" in message:
+        message["reasoning_content"] = message["reasoning"]
+    return message | ({"tool_calls": list(calls.values())} if calls else {})
 
 
 def _opening(job: _Job, index: int) -> dict[str, Any]:

@@ -5,39 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
-from builtin_plugins.routes.body import CONTEXTS, client_of, handed_over, read_request
+from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
+from builtin_plugins.routes.conversation.fields import as_typed
+from builtin_plugins.routes.conversation.running import answered, check_model, engine_id, last, now, sound
+from builtin_plugins.routes.conversation.sampling import sampling_params
+from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.many import gathered
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
     AnswerOptions,
     Usage,
     answer_id,
-    check_model,
     check_stream_options,
-    engine_id,
-    last,
-    now,
     shows_usage,
-    sound,
 )
 from builtin_plugins.routes.openai.fields import (
     MAX_PROMPTS,
     MAX_SEQUENCES,
     OTHER_FIELDS,
     CompletionFields,
-    as_typed,
     read_others,
 )
 from builtin_plugins.routes.openai.logprobs import completion_logprobs, prompt_logprobs
-from builtin_plugins.routes.openai.sampling import sampling_params
-from builtin_plugins.routes.openai.structured import typed_fields
-from builtin_plugins.routes.streams import DONE, EventStream, event, merged, started, while_connected
+from builtin_plugins.routes.streams import DONE, event, merged
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
 
 
@@ -80,27 +75,19 @@ class Completions:
             check_model(self._engine, parsed.fields.model),
         )
 
-        async def job() -> _Job:
-            made = await self._job(head, parsed.fields, parsed.others, client_of(request))
-            handed_over(request)
-            return made
-
-        async def whole() -> bytes:
-            return msgspec.json.encode(await self._whole(await job()))
-
-        async def begun() -> AsyncGenerator[bytes]:
-            return await started(self._events(await job()))
-
         try:
-            if not parsed.fields.stream:
-                body = await while_connected(request, whole())
-                return Response(body, media_type="application/json", headers=parsed.headers)
-            events = await while_connected(request, begun())
+            return await answered(
+                request,
+                partial(self._job, head, parsed.fields, parsed.others, client_of(request)),
+                stream=parsed.fields.stream,
+                whole=self._whole,
+                events=self._events,
+                headers=parsed.headers,
+            )
         except InvalidRequest as error:
             raise as_typed(
                 error, {"sampling_params": "model", "extra_args": "vllm_xargs", **typed_fields(parsed.others)}
             ) from None
-        return EventStream(events, parsed.headers)
 
     async def _job(self, head: AnswerHead, fields: CompletionFields, others: dict[str, Any], client: str) -> _Job:
         given = read_others(others, self._engine.fields)

@@ -10,20 +10,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from core.api import InvalidRequest, Names, SamplingParams
+from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS, EngineFields, Small, features_of
+from core.api import InvalidRequest, Names
 
 MAX_PROMPTS: Final = 1024
 """Prompts in one completions request."""
 MAX_SEQUENCES: Final = 1024
 """Prompts times `n`."""
-
-_NOT_IN_REQUESTS = {"output_kind", "bad_words_token_ids", "extra_args", "detokenize", "structured_outputs"}
-SAMPLING_FIELDS: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NOT_IN_REQUESTS)
-"""Sampling parameters a request may set, by name."""
-
-Small = Annotated[str, msgspec.Meta(max_length=256)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=False):
@@ -34,20 +27,16 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=False):
     include_obfuscation: bool = False
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
+class CommonFields(EngineFields, kw_only=True):
     """What completions and chat completions share."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     echo: bool = False
-    priority: Priority = 0
-    cache_salt: Small = ""
     request_id: Small | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
-    vllm_xargs: dict[str, str | Int64 | float | list[str | Int64 | float]] = {}
-    """Arguments for plugins, handed to them as `SamplingParams.extra_args`."""
 
 
 class CompletionFields(CommonFields, kw_only=True):
@@ -78,11 +67,14 @@ class ChatFields(CommonFields, kw_only=True):
     """Most tokens of thoughts; then they are ended and the answer begins."""
     reasoning_effort: Small | None = None
     """Handed to the chat template."""
+    documents: list[dict[str, Any]] = []
+    """Likewise, where it shows them."""
 
 
 WITHOUT_EFFECT: Final = (
     "metadata",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
@@ -97,7 +89,6 @@ _MEDIA = "is not served: this engine takes and gives text"
 UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "audio": ((), _MEDIA),
     "best_of": ((1,), "is not served; ask for `n` sequences and choose among them"),
-    "documents": (([],), "is not served; put them into the messages"),
     "function_call": (("none",), "is OpenAI's former name; use `tools` and `tool_choice`"),
     "functions": (([],), "is OpenAI's former name; use `tools`"),
     "guided_choice": ((), _GUIDED.format("choice")),
@@ -111,6 +102,7 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "logits_processors": (([],), "is not served: a request may name no code; load a logits-processor plugin"),
     "mm_processor_kwargs": (({},), _MEDIA),
     "modalities": ((["text"],), _MEDIA),
+    "moderation": ((), "is not served"),
     "prediction": ((), "is not served"),
     "prompt_embeds": ((), "is not served; send text or token ids"),
     "structural_tag": ((), _GUIDED.format("structural_tag")),
@@ -129,13 +121,4 @@ def read_others(others: Mapping[str, Any], names: Names) -> dict[str, Any]:
         neutral, missing = UNSERVED.get(name, ((value,), ""))
         if name not in names.read and value not in neutral:
             raise InvalidRequest(name, f"{missing}.")
-    return {name: value for name, value in others.items() if name in names.read}
-
-
-def as_typed(error: InvalidRequest, typed: Mapping[str, str]) -> InvalidRequest:
-    """Return a refusal that names the field as the client wrote it; `typed` has those names by the engine's."""
-    for name, client_name in typed.items():
-        if error.field == name or error.field.startswith(f"{name}."):
-            field = client_name + error.field[len(name) :]
-            return InvalidRequest(field, str(error).removeprefix(f"{error.field}: "))
-    return error
+    return features_of(others, names)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from builtin_plugins.routes.openai.answers import AnswerOptions, check_model, now
+from builtin_plugins.routes.conversation.formats import Formats
+from builtin_plugins.routes.conversation.pipeline import Conversations
+from builtin_plugins.routes.conversation.running import check_model, now, shown_names
+from builtin_plugins.routes.openai.answers import AnswerOptions
 from builtin_plugins.routes.openai.bodies import bodies
 from builtin_plugins.routes.openai.chat import ChatCompletions
 from builtin_plugins.routes.openai.completions import Completions
-from builtin_plugins.routes.openai.parsing import Formats
 from core.api import EngineConfig
+
+log = logging.getLogger(__name__)
 
 
 class OpenAIRoutes:
@@ -25,7 +31,10 @@ class OpenAIRoutes:
         self._engine = engine
         self._created = now()
         self._completions = Completions(engine, options)
-        self._chat = ChatCompletions(engine, options, Formats.from_engine(engine, config.options))
+        formats = Formats.from_engine(engine, config.options)
+        if formats.suggestion:
+            log.info("The chat template takes tools; %s let the model decide to call them.", formats.suggestion)
+        self._chat = ChatCompletions(engine, options, Conversations(engine, formats))
         self._strict = options.strict_fields
 
     def routes(self) -> Sequence[Route]:
@@ -48,7 +57,9 @@ class OpenAIRoutes:
         return await self._chat(request)
 
     async def _models(self, request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._engine.served_names]})
+        names = shown_names(self._engine)
+        ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}  # for Anthropic's clients
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in names], **ends})
 
     async def _model(self, request: Request) -> JSONResponse:
         return JSONResponse(self._card(check_model(self._engine, request.path_params["model"])))
@@ -63,4 +74,8 @@ class OpenAIRoutes:
             "parent": None,
             "max_model_len": self._engine.max_model_len,
             "permission": [],
+            "type": "model",  # this and what follows is for Anthropic's clients
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "max_input_tokens": self._engine.max_model_len,
         }

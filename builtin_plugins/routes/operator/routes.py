@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.body import read_request
-from builtin_plugins.routes.openai.fields import as_typed
+from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.operator.pausing import NAME
 from builtin_plugins.routes.schema import body_schema
 from core.api import EngineConfig, InvalidRequest

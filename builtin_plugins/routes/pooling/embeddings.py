@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.openai.answers import now
+from builtin_plugins.routes.conversation.running import now
 from builtin_plugins.routes.pooling import numbers
 from builtin_plugins.routes.pooling.fields import ClassifyFields, EmbeddingFields, InputFields, PoolFields
 from builtin_plugins.routes.pooling.inputs import read_inputs

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.openai.fields import Priority, Small
+from builtin_plugins.routes.conversation.fields import Priority, Small
 from core.api import InvalidRequest, PoolingParams, Unserved
 
 MAX_INPUTS: Final = 1024

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.openai.answers import now
+from builtin_plugins.routes.conversation.running import now
 from builtin_plugins.routes.pooling.fields import RerankFields, ScoreFields
 from builtin_plugins.routes.pooling.inputs import check_count, read_texts, text_of
 from builtin_plugins.routes.pooling.numbers import cosine

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
+from builtin_plugins.routes.conversation.fields import as_typed
+from builtin_plugins.routes.conversation.running import check_model, engine_id
 from builtin_plugins.routes.many import gathered
-from builtin_plugins.routes.openai.answers import answer_id, check_model, engine_id
-from builtin_plugins.routes.openai.fields import as_typed
+from builtin_plugins.routes.openai.answers import answer_id
 from builtin_plugins.routes.pooling.fields import UNSERVED, WITHOUT_EFFECT, PoolingFields
 from builtin_plugins.routes.streams import while_connected
 from core.api import InvalidRequest, Names, Pooled, PoolingParams

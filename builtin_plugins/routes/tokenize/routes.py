@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.body import CONTEXTS, Parsed, client_of, read_request
+from builtin_plugins.routes.conversation.running import check_model
 from builtin_plugins.routes.schema import body_schema
 from builtin_plugins.routes.streams import while_connected
 from core.api import EngineConfig, InvalidRequest
@@ -120,8 +121,7 @@ class TokenizeRoutes:
     def _check(self, model: str | None) -> None:
         if self._engine.tokenizer is None:
             raise HTTPException(404, "this engine runs without a tokenizer (--skip-tokenizer-init).")
-        if model and model not in self._engine.served_names:
-            raise HTTPException(404, f"the model {model[:200]!r} does not exist here.")
+        check_model(self._engine, model)
 
 
 def _answer(value: dict[str, Any], parsed: Parsed[Any]) -> Response:

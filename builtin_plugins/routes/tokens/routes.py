@@ -11,18 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.body import CONTEXTS, client_of, handed_over, read_request
-from builtin_plugins.routes.openai.answers import (
-    Usage,
-    answer_id,
-    check_model,
-    engine_id,
-    last,
-    now,
-    sound,
-)
-from builtin_plugins.routes.openai.fields import SAMPLING_FIELDS, Priority, Small, StreamOptions, as_typed
+from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS, Priority, Small, as_typed
+from builtin_plugins.routes.conversation.running import check_model, engine_id, last, now, sound
+from builtin_plugins.routes.conversation.sampling import sampling_params
+from builtin_plugins.routes.openai.answers import Usage, answer_id
+from builtin_plugins.routes.openai.fields import StreamOptions
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
-from builtin_plugins.routes.openai.sampling import sampling_params
 from builtin_plugins.routes.schema import body_schema, bounded_schemas
 from builtin_plugins.routes.streams import DONE, EventStream, event, started, while_connected
 from core.api import CompletionOutput, EngineConfig, InvalidRequest, Names, SamplingParams, Unserved, did_you_mean

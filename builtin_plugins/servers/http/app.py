@@ -23,7 +23,7 @@ from core.api import ConfigError, HttpStats, RouteGroup
 class EngineApp(FastAPI):
     """FastAPI's routing with our guard in place of its error and middleware stack.
 
-    A route group may have `public_paths`: those of its paths that need no API key.
+    A route group may have `public_paths`: those of its paths that need no API key; and `refusal`, its form of errors.
     """
 
     def __init__(
@@ -48,6 +48,12 @@ class EngineApp(FastAPI):
             api_keys=_keys(options.get("api_key") or ()),
             public_paths=self._public,
             template_of=Templates(routes),
+            error_forms={
+                route.path: group.refusal
+                for group in groups.values()
+                if hasattr(group, "refusal")
+                for route in group.routes()
+            },
             request_id_headers=bool(options.get("enable_request_id_headers")),
             measure=measure,
         )

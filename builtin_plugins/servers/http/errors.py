@@ -1,9 +1,9 @@
-"""The one place where exceptions become HTTP answers, in OpenAI's error format."""
+"""The one place where exceptions become HTTP answers: in OpenAI's error format, unless a route group has its own."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
+Form = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
+"""Makes the body of an error of its status and OpenAI's error object."""
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
@@ -31,11 +34,11 @@ class ErrorAnswer:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> bytes:
-        """Return the JSON body."""
+    def body(self, form: Form | None = None) -> bytes:
+        """Return the JSON body, in OpenAI's form or another."""
         param = None if self.param is None else _encodable(self.param)
         error = {"message": _encodable(self.message), "type": self.type, "param": param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode({"error": error} if form is None else form(self.status, error))
 
 
 def _encodable(text: str) -> str:

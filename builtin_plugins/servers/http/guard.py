@@ -11,17 +11,18 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from builtin_plugins.servers.http.door import Door, Passage
-from builtin_plugins.servers.http.errors import ErrorAnswer, Refused, describe
+from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, describe
 from builtin_plugins.servers.http.limits import Limits
 from builtin_plugins.servers.http.turnstile import Turnstile
 from core.api import HttpStats, ServerActivity
+from core.text.places import Places
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
@@ -38,18 +39,21 @@ class Guard:
         public_paths: Collection[str] = (),
         request_id_headers: bool = False,
         template_of: Callable[[str], str] = lambda path: "",
+        error_forms: Mapping[str, Form] | None = None,
         measure: Callable[[HttpStats], None] = lambda stats: None,
     ) -> None:
+        """`error_forms`: by template, where errors have another form than OpenAI's."""
         self._app = app
         self._limits = limits
         self._keys = tuple(_digest(key.encode()) for key in api_keys)
         self._door = Door(limits)
         self._turnstile = Turnstile()
-        self._reading = asyncio.Lock()
-        """Held by the one request whose large body is being parsed."""
+        self._reading = Places(1)
+        """For the one request whose large body is being parsed."""
         self._public = frozenset(public_paths)
         self._request_id_headers = request_id_headers
         self._template_of = template_of
+        self._error_forms = error_forms or {}
         self._measure = measure
         self.activity = ServerActivity()
         """What routes are told; when it says draining, only public paths are served."""
@@ -66,10 +70,12 @@ class Guard:
             await self._websocket(scope, receive, send)
             return
         started_s = time.perf_counter()
-        answer = _Answer(send, self._headers(scope))
+        template = self._template_of(scope["path"])
+        answer = _Answer(send, self._headers(scope), self._error_forms.get(template))
         passage = self._door.enter(self._name(scope))
         scope["state"]["handed_over"] = passage.leave
         scope["state"]["reading"] = self._reading
+        scope["state"]["describe"] = describe
         counted = scope["path"] not in self._public
         self.activity.open_requests += counted
         try:
@@ -77,8 +83,8 @@ class Guard:
         finally:
             passage.leave()
             self.activity.open_requests -= counted
-            path, duration_s = self._template_of(scope["path"]), time.perf_counter() - started_s
-            self._measure(HttpStats(path, scope["method"], answer.status, duration_s))
+            duration_s = time.perf_counter() - started_s
+            self._measure(HttpStats(template, scope["method"], answer.status, duration_s))
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, passage: Passage) -> None:
         try:
@@ -102,9 +108,11 @@ class Guard:
         _check_head(scope, self._limits)
         if scope["path"] in self._public:
             return
-        if self._keys and not self._knows(scope):
+        if self._keys and not self._known(scope):
             raise HTTPException(
-                401, "no valid API key: send `Authorization: Bearer KEY`.", headers={"WWW-Authenticate": "Bearer"}
+                401,
+                "no valid API key: send `Authorization: Bearer KEY`, or `x-api-key: KEY`.",
+                headers={"WWW-Authenticate": "Bearer"},
             )
         if self.activity.draining:
             detail = {"message": "the server is shutting down; try another one.", "code": "draining"}
@@ -113,16 +121,17 @@ class Guard:
             raise Refused(self._limits.crowded())
         _check_announced(_header(scope, b"content-length"), self._limits.request_bytes)
 
-    def _knows(self, scope: Scope) -> bool:
-        """Compare in constant time, with every key, so that timing tells nothing."""
-        scheme, given = _key(scope)
-        found = [secrets.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(found)
+    def _known(self, scope: Scope) -> bytes:
+        """Return the digest of the key that a client shows, or nothing; what is compared takes the same time always."""
+        shown = _shown_keys(scope)
+        found = [known for known in self._keys for given in shown if secrets.compare_digest(given, known)]
+        return found[0] if found else b""
 
     def _name(self, scope: Scope) -> str:
         """Return a name for the client, and tell it the routes: its key where there are several, else its address."""
-        if len(self._keys) > 1 and self._knows(scope):
-            name = _key(scope)[1].hex()[:16]
+        key = self._known(scope) if len(self._keys) > 1 else b""
+        if key:
+            name = key.hex()[:16]
         else:
             peer = scope.get("client")
             name = _network(peer[0]) if peer else "local"
@@ -150,8 +159,9 @@ class Guard:
 class _Answer:
     """Watches what a route sends, so that an error can still be told in the right form."""
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], error_form: Form | None = None) -> None:
         self._send = send
+        self._error_form = error_form
         self._headers = headers
         self._started = self._ended = self._streams_events = False
         self.status = 499
@@ -174,14 +184,16 @@ class _Answer:
         """Say what went wrong: as the answer, or as the last event of a stream that has begun."""
         if self._ended:
             return
+        body = answer.body(self._error_form)
         if not self._started:
-            body = answer.body()
             headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
             headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
             await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await self.send({"type": "http.response.body", "body": body})
         elif self._streams_events:
-            await self.send({"type": "http.response.body", "body": b"data: " + answer.body() + b"\n\ndata: [DONE]\n\n"})
+            told = b"data: " + body + b"\n\n"
+            tail = told + b"data: [DONE]\n\n" if self._error_form is None else b"event: error\n" + told
+            await self.send({"type": "http.response.body", "body": tail})
         else:
             raise RuntimeError(f"an answer broke off: {answer.message}")  # uvicorn then cuts the connection
 
@@ -241,10 +253,11 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
     return bytes(value)
 
 
-def _key(scope: Scope) -> tuple[bytes, bytes]:
-    """Return how a client says who it is, and a digest of what it says."""
+def _shown_keys(scope: Scope) -> tuple[bytes, bytes]:
+    """Return digests of the keys that a client shows, one for each way; of nothing where it shows none."""
     scheme, _, key = _header(scope, b"authorization").partition(b" ")
-    return scheme, _digest(key.strip())
+    bearer = key if scheme.lower() == b"bearer" else b""
+    return _digest(bearer.strip()), _digest(_header(scope, b"x-api-key").strip())
 
 
 def _network(address: str) -> str:

@@ -49,8 +49,9 @@ def document(
             path = found["paths"].setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
             path |= _operations(route, _named(bodies.get(route.path), schemas))
     if keyed:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
+        header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}, "header": header}
+        found["security"] = [{"key": []}, {"header": []}]
         for path in public & found["paths"].keys():
             for operation in found["paths"][path].values():
                 operation["security"] = []

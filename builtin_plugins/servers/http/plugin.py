@@ -36,7 +36,7 @@ def engine_options() -> list[Option]:
 
 
 def _access() -> list[Option]:
-    keys = "Keys of which one must come as `Authorization: Bearer KEY`, on every path but probes."
+    keys = "Keys of which one must come as `Authorization: Bearer KEY` or `x-api-key: KEY`, on every path but probes."
     return [
         Option("api_key", list[str], [], keys),
         Option("allowed_origins", list[str], [], "Web origins that browsers may call from (CORS); `*` for all."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,3 +56,12 @@ def check_public_paths_are_its_own(subject: Subject) -> None:
     own = {route.path for route in group.routes()}
     foreign = set(getattr(group, "public_paths", ())) - own
     assert not foreign, f"{subject.entry.name}: public_paths names {sorted(foreign)}, which are not its routes."
+
+
+def check_refusals_keep_what_was_wrong(subject: Subject) -> None:
+    """Where errors have a form of the group's own, the message is in it."""
+    group = _group(subject)
+    if hasattr(group, "refusal"):
+        error = {"message": "n: is too large.", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
+        body = json.dumps(group.refusal(400, error))
+        assert error["message"] in body, f"{subject.entry.name}: refusal() leaves out the message: {body}"

@@ -11,7 +11,7 @@ from core.api import CallText, InvalidRequest, ParseRequest, Reading, Scan, Stru
 
 MAX_TOOLS: Final = 128
 """As many as OpenAI takes."""
-_NAME: Final = re.compile(r"[a-zA-Z0-9_.\-]{1,64}")
+_NAME: Final = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], choice: Any) -> None:
@@ -39,7 +39,7 @@ def _check_tool(field: str, tool: Mapping[str, Any]) -> None:
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{field}.function.name", "must have 1 to 64 letters, digits, dots, dashes or underscores."
+            f"{field}.function.name", "must have 1 to 128 letters, digits, dots, dashes or underscores."
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequest(f"{field}.function.parameters", "must be a JSON schema object.")

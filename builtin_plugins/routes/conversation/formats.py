@@ -1,16 +1,14 @@
-"""Reasoning and tool calls in chat answers: which formats are read, and the messages that come of them."""
+"""Reasoning and tool calls: which formats the server reads, and what they ask of a request."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from builtin_plugins.routes.openai.fields import ChatFields
-from builtin_plugins.routes.openai.tools import check_tools, forced_form, forced_format
+from builtin_plugins.routes.conversation.asked import Conversation
+from builtin_plugins.routes.conversation.tools import check_tools, forced_form, forced_format
 from core.api import (
-    CompletionOutput,
     ConfigError,
     InvalidRequest,
     OutputParser,
@@ -22,7 +20,6 @@ from core.api import (
     suggest,
 )
 
-log = logging.getLogger(__name__)
 PROMPT_END_CHARS = 200
 """As much of the prompt's end is looked at to see whether it opens the reasoning."""
 
@@ -56,8 +53,6 @@ class Formats:
             raise ConfigError(
                 f"--enable-auto-tool-choice needs --tool-call-parser NAME, which says how the model writes calls{hint}."
             )
-        if suggestion:
-            log.info("The chat template takes tools; %s let the model decide to call them.", suggestion)
         return cls(
             tools=load("tool_parsers", parser),
             reasoning=load("reasoning_parsers", options.get("reasoning_parser")),
@@ -67,10 +62,10 @@ class Formats:
             special={tokenizer.decode([token]): token for token in tokenizer.special_ids} if tokenizer else {},
         )
 
-    def check(self, fields: ChatFields) -> None:
+    def check(self, asked: Conversation) -> None:
         """Raise `InvalidRequest` for tools that cannot be called here."""
-        check_tools(fields.tools, fields.tool_choice)
-        if fields.tools and fields.tool_choice in (None, "auto") and not (self.auto and self.tools):
+        check_tools(asked.tools, asked.tool_choice)
+        if asked.tools and asked.tool_choice in (None, "auto") and not (self.auto and self.tools):
             hint = f"; the chat template suggests {self.suggestion}" if self.suggestion else ""
             raise InvalidRequest(
                 "tool_choice",
@@ -78,47 +73,50 @@ class Formats:
                 f"--tool-call-parser; set it to 'none', 'required' or a function, or restart the server with both{hint}.",
             )
 
-    def shown_tools(self, fields: ChatFields) -> list[dict[str, Any]] | None:
+    def shown_tools(self, asked: Conversation) -> list[dict[str, Any]] | None:
         """Return the tools that stand in the prompt."""
-        return None if fields.tool_choice == "none" and self.hide_unchosen else fields.tools or None
+        return None if asked.tool_choice == "none" and self.hide_unchosen else asked.tools or None
 
-    def constraint(self, fields: ChatFields, others: Mapping[str, Any]) -> dict[str, Any]:
+    def constraint(self, asked: Conversation) -> dict[str, Any]:
         """Return the sampling parameters that hold an answer to the choice of tools; none where nothing is forced."""
-        form = forced_form(
-            fields.tools, fields.tool_choice, self.tools, self.special, parallel=fields.parallel_tool_calls
-        )
+        form = forced_form(asked.tools, asked.tool_choice, self.tools, self.special, parallel=asked.parallel_tool_calls)
         if form is None:
             return {}
         for name in ("response_format", "structured_outputs"):
-            if others.get(name) not in (None, {}, {"type": "text"}):
+            if asked.sampling.get(name) not in (None, {}, {"type": "text"}):
                 raise InvalidRequest(name, "gives the answer a form, and so does a forced tool call; leave one out.")
         return {"structured_outputs": form}
 
-    def budget(self, fields: ChatFields) -> dict[str, Any]:
+    @property
+    def limits_thinking(self) -> bool:
+        """Say whether thoughts can be ended when there are enough of them."""
+        return self.reasoning is not None and bool(self.reasoning.ends)
+
+    def budget(self, asked: Conversation) -> dict[str, Any]:
         """Return the arguments that end thoughts in time; none without a budget."""
-        if fields.thinking_token_budget is None:
+        if asked.thinking_token_budget is None:
             return {}
         form = self.reasoning
-        if form is None or not form.ends:
+        if form is None or not self.limits_thinking:
             raise InvalidRequest("thinking_token_budget", "needs a server started with the model's --reasoning-parser.")
         return {
-            "thinking_token_budget": fields.thinking_token_budget,
+            "thinking_token_budget": asked.thinking_token_budget,
             "thinking_starts": [*form.starts],
             "thinking_end": form.closes or form.ends[0],
         }
 
-    def reader(self, fields: ChatFields, prompt: str) -> AnswerReader | None:
+    def reader(self, asked: Conversation, prompt: str) -> AnswerReader | None:
         """Return how the answer to a request is read; None where it is shown as it comes."""
         tools = None
-        if fields.tools and fields.tool_choice in (None, "auto"):
+        if asked.tools and asked.tool_choice in (None, "auto"):
             tools = self.tools
-        elif fields.tools and fields.tool_choice != "none":
-            tools = forced_format(fields.tool_choice, self.tools)
+        elif asked.tools and asked.tool_choice != "none":
+            tools = forced_format(asked.tool_choice, self.tools)
         if tools is None and self.reasoning is None:
             return None
         end = prompt[-PROMPT_END_CHARS:]
-        request = ParseRequest(fields.tools, fields.chat_template_kwargs, end, whole=not fields.stream)
-        return AnswerReader(request, tools, self.reasoning, fields, frozenset(self.special))
+        request = ParseRequest(asked.tools, asked.template_kwargs, end, whole=not asked.stream)
+        return AnswerReader(request, tools, self.reasoning, frozenset(self.special))
 
 
 def suggested_flags(template: str | Mapping[str, str] | None, registry: Any) -> str:
@@ -140,62 +138,18 @@ class AnswerReader:
     request: ParseRequest
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
-    fields: ChatFields
     special: frozenset[str]
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with which the formats see their special tokens."""
         return params.clone(skip_special_tokens=False)
 
-    def begin(self, params: SamplingParams) -> ParsedChoice:
+    def begin(self, params: SamplingParams) -> OutputParser:
         """Return the parser of one choice; `params` are those the client asked for."""
-        parser = OutputParser(
+        return OutputParser(
             self.request,
             tools=self.tools,
             reasoning=self.reasoning,
             special=self.special,
             show_special=not params.skip_special_tokens,
         )
-        return ParsedChoice(parser, self.fields)
-
-
-class ParsedChoice:
-    """One choice of an answer, as it is read."""
-
-    def __init__(self, parser: OutputParser, fields: ChatFields) -> None:
-        self._parser = parser
-        self._with_reasoning = fields.include_reasoning
-        self._most_calls = None if fields.parallel_tool_calls else 1
-        self._num_calls = 0
-
-    def take(self, completion: CompletionOutput) -> dict[str, Any]:
-        """Return the fields of the message, or of a chunk's delta, that some output brings."""
-        deltas = [self._parser.feed(completion.text, completion.special_spans)]
-        if completion.finish_reason is not None:
-            deltas.append(self._parser.finish())
-        content = "".join(delta.content for delta in deltas)
-        reasoning = "".join(delta.reasoning for delta in deltas)
-        calls = [call for delta in deltas for call in delta.calls]
-        if self._most_calls is not None:
-            calls = calls[: max(0, self._most_calls - self._num_calls)]
-        message: dict[str, Any] = {}
-        if content:
-            message["content"] = content
-        if reasoning and self._with_reasoning:
-            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
-        if calls:
-            message["tool_calls"] = [
-                {
-                    "index": self._num_calls + i,
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for i, call in enumerate(calls)
-            ]
-        self._num_calls += len(calls)
-        return message
-
-    def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """Return why the choice ended, as OpenAI says it."""
-        return "tool_calls" if completion.finish_reason == "stop" and self._num_calls else completion.finish_reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from builtin_plugins.routes.openai.fields import SAMPLING_FIELDS
-from builtin_plugins.routes.openai.structured import structured_outputs
+from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS
+from builtin_plugins.routes.conversation.structured import structured_outputs
 from core.api import InvalidRequest, RequestOutputKind, SamplingParams
 
 _INT64 = 2**63

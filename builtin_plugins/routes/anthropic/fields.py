@@ -1,0 +1,158 @@
+"""Bodies of Anthropic's requests. Types and limits; what they mean for a conversation is in `reading`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from builtin_plugins.routes.conversation.fields import EngineFields
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
+    """A picture, which is refused."""
+
+
+class DocumentBlock(msgspec.Struct, tag_field="type", tag="document"):
+    """A document; one whose source is plain text is read."""
+
+    source: dict[str, Any]
+    title: str | None = None
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
+    """What came of a call."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    is_error: bool | None = False
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    """What it thought, for Anthropic's servers alone to read."""
+
+    data: str = ""
+
+
+Block = TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+
+
+class Message(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the client runs."""
+
+    name: str
+    type: str | None = "custom"
+    description: str | None = ""
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Which tools are to be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = False
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks, for how long, and whether that is shown."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """The answer's form, and how much is spent on it."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountFields(EngineFields, kw_only=True):
+    """What makes the prompt; body of `/v1/messages/count_tokens`."""
+
+    messages: list[Message]
+    model: str | None = None
+    system: str | list[TextBlock] = ""
+    tools: list[Tool] = []
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """Former name of `output_config.format`."""
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class MessagesFields(CountFields, kw_only=True):
+    """Body of `/v1/messages`."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    stream: bool = False
+    stop_sequences: list[str] = []
+
+
+WITHOUT_EFFECT: Final = (
+    "anthropic_beta",
+    "anthropic_version",
+    "betas",
+    "billing_policy",
+    "cache_control",
+    "context_management",
+    "diagnostics",
+    "fallback_credit_token",
+    "fallbacks",
+    "inference_geo",
+    "metadata",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+)
+"""Anthropic's fields that ask nothing of an engine that serves one model."""
+
+UNSERVED: Final[Mapping[str, str]] = {
+    "compaction": "is not served: send the conversation as it is to go on",
+    "container": "is not served: tools are run by the client",
+    "mcp_servers": "is not served: tools are run by the client",
+    "thread": "is not served: send the whole conversation",
+}
+"""Fields that cannot be served unless they are empty, and why."""

@@ -1,0 +1,147 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from builtin_plugins.routes.anthropic.fields import UNSERVED, WITHOUT_EFFECT, CountFields, MessagesFields
+from builtin_plugins.routes.anthropic.reading import (
+    as_written,
+    choice_of,
+    goes_on,
+    messages_of,
+    response_format,
+    template_kwargs,
+    tools_of,
+)
+from builtin_plugins.routes.anthropic.writing import MessageWriter
+from builtin_plugins.routes.body import Parsed, client_of, read_request
+from builtin_plugins.routes.conversation.asked import Conversation
+from builtin_plugins.routes.conversation.fields import ONE_ANSWER, features_of
+from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
+from builtin_plugins.routes.conversation.running import answered, check_model
+from builtin_plugins.routes.streams import typed_event, while_connected
+from core.api import InvalidRequest
+
+OTHERS: Final = frozenset((*ONE_ANSWER, *WITHOUT_EFFECT, *UNSERVED))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One request, checked and rendered."""
+
+    turn: Turn
+    writer: MessageWriter
+
+
+class Messages:
+    """The two endpoints."""
+
+    def __init__(self, engine: Any, conversations: Conversations, *, strict: bool, cached_details: bool) -> None:
+        self._engine = engine
+        self._conversations = conversations
+        self._strict = strict
+        self._cached_details = cached_details
+
+    async def create(self, request: Request) -> Any:
+        """The next message of a conversation, in Anthropic's form."""
+        parsed = await self._parsed(request, MessagesFields)
+        model = check_model(self._engine, parsed.fields.model)
+        try:
+            return await answered(
+                request,
+                partial(self._job, parsed, model, client_of(request)),
+                stream=parsed.fields.stream,
+                whole=self._whole,
+                events=self._events,
+                headers=parsed.headers,
+            )
+        except InvalidRequest as error:
+            raise as_written(error, forced=_is_forced(parsed.fields)) from None
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a request would have."""
+        parsed = await self._parsed(request, CountFields)
+        check_model(self._engine, parsed.fields.model)
+        try:
+            asked = await asyncio.to_thread(self._asked, parsed.fields, parsed.others, client_of(request))
+            count = await while_connected(request, self._conversations.count(asked))
+        except InvalidRequest as error:
+            raise as_written(error, forced=False) from None
+        body = msgspec.json.encode({"input_tokens": count})
+        return Response(body, media_type="application/json", headers=parsed.headers)
+
+    async def _parsed(self, request: Request, struct: type[Any]) -> Parsed[Any]:
+        parsed: Parsed[Any] = await read_request(
+            request, struct, OTHERS | self._engine.fields.read, strict=self._strict
+        )
+        for name, missing in UNSERVED.items():
+            if parsed.others.get(name):
+                raise InvalidRequest(name, f"{missing}.")
+        return parsed
+
+    async def _job(self, parsed: Parsed[MessagesFields], model: str, client: str) -> _Job:
+        fields = parsed.fields
+        asked = await asyncio.to_thread(self._asked, fields, parsed.others, client)
+        asked.decided = {"max_tokens": fields.max_tokens, "stop": fields.stop_sequences}
+        asked.stream = fields.stream
+        fields.messages = []  # they may be large, and the answer may take long
+        thinking = fields.thinking
+        thoughts = "" if thinking is None or thinking.type == "disabled" else thinking.display or "summarized"
+        writer = MessageWriter(
+            f"msg_{secrets.token_hex(12)}", model, thoughts=thoughts, cached_details=self._cached_details
+        )
+        return _Job(await self._conversations.turn(asked), writer)
+
+    def _asked(self, fields: CountFields, others: Mapping[str, Any], client: str) -> Conversation:
+        """Return what a request asks, in the words that all protocols share."""
+        messages = messages_of(fields)
+        choice, parallel = choice_of(fields)
+        # A budget is more of a wish: Claude Code sends one to every model.
+        budget = fields.thinking.budget_tokens if fields.thinking and self._conversations.limits_thinking else None
+        return Conversation(
+            messages=messages,
+            tools=tools_of(fields.tools),
+            tool_choice=choice,
+            parallel_tool_calls=parallel,
+            sampling={**{name: others[name] for name in ONE_ANSWER & others.keys()}, **response_format(fields)},
+            plugin_args=fields.vllm_xargs,
+            thinking_token_budget=budget,
+            template_kwargs=template_kwargs(fields),
+            continue_final_message=goes_on(messages),
+            priority=fields.priority,
+            cache_salt=fields.cache_salt,
+            client=client,
+            given=features_of(others, self._engine.fields),
+        )
+
+    async def _whole(self, job: _Job) -> dict[str, Any]:
+        async with aclosing(self._told(job)) as told:
+            async for _ in told:
+                pass
+        return job.writer.message
+
+    async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
+        async with aclosing(self._told(job)) as told:
+            async for data in told:
+                yield typed_event(data)
+
+    async def _told(self, job: _Job) -> AsyncGenerator[dict[str, Any]]:
+        async with aclosing(self._conversations.events(job.turn, job.writer.message["id"])) as events:
+            async for event in events:
+                for data in job.writer.take(event):
+                    yield data
+
+
+def _is_forced(fields: CountFields) -> bool:
+    return fields.tool_choice is not None and fields.tool_choice.type in ("any", "tool")

@@ -1,0 +1,60 @@
+"""The route group: paths, schemas of bodies, and errors in Anthropic's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from starlette.routing import Route
+
+from builtin_plugins.routes.anthropic.fields import UNSERVED, WITHOUT_EFFECT, CountFields, MessagesFields
+from builtin_plugins.routes.anthropic.messages import Messages
+from builtin_plugins.routes.conversation.fields import other_schemas
+from builtin_plugins.routes.conversation.formats import Formats
+from builtin_plugins.routes.conversation.pipeline import Conversations
+from builtin_plugins.routes.schema import body_schema
+from core.api import EngineConfig
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicRoutes:
+    """Anthropic's API over one engine."""
+
+    def __init__(self, engine: Any, config: EngineConfig) -> None:
+        options = config.options
+        self._engine = engine
+        self._strict = bool(options.get("strict_fields"))
+        self._messages = Messages(
+            engine,
+            Conversations(engine, Formats.from_engine(engine, options)),
+            strict=self._strict,
+            cached_details=bool(options.get("enable_prompt_tokens_details")),
+        )
+
+    def routes(self) -> Sequence[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/messages", self._messages.create, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._messages.count_tokens, methods=["POST"]),
+        ]
+
+    def bodies(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the JSON schema of each path's body."""
+        others = other_schemas(WITHOUT_EFFECT, UNSERVED, self._engine.fields)
+        structs: dict[str, Any] = {"/v1/messages": MessagesFields, "/v1/messages/count_tokens": CountFields}
+        return {path: body_schema(struct, others, strict=self._strict) for path, struct in structs.items()}
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an error in Anthropic's form; the field and the code stand beside what is Anthropic's."""
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {**error, "type": kind}, "request_id": None}

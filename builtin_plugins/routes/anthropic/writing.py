@@ -1,0 +1,131 @@
+"""Answers in Anthropic's form: content blocks, and the events of streams that build them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from builtin_plugins.routes.conversation.events import (
+    ArgumentsPiece,
+    Begun,
+    CallBegun,
+    Ended,
+    Event,
+    Piece,
+    ReasoningPiece,
+    Scored,
+    TextPiece,
+)
+from builtin_plugins.routes.conversation.messages import packed
+
+SHOWN: Final = "engine"
+"""Signature of thoughts that are shown; clients want one, and send them back with it."""
+
+
+class MessageWriter:
+    """Builds one message from the events of an answer; yields what a stream tells of it."""
+
+    def __init__(self, message_id: str, model: str, *, thoughts: str, cached_details: bool) -> None:
+        """`thoughts`: `summarized` shows them, `omitted` only signs them, `` leaves them out."""
+        self.message: dict[str, Any] = {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        self._thoughts = thoughts
+        self._cached_details = cached_details
+        self._open: dict[str, Any] | None = None
+        self._parts: list[str] = []
+        """Of the block that is open."""
+
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Note what is new; yield the events that tell it."""
+        match event:
+            case Begun(prompt_tokens, cached_tokens):
+                self.message["usage"] = self._usage(prompt_tokens, cached_tokens, 0)
+                yield {"type": "message_start", "message": {**self.message, "content": []}}
+                yield {"type": "ping"}
+            case Ended():
+                yield from self._end(event)
+            case Scored():
+                pass
+            case _:
+                yield from self._piece(event)
+
+    def _piece(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        match piece:
+            case TextPiece(text) if text:
+                yield from self._grow({"type": "text", "text": ""}, "text", text)
+            case ReasoningPiece(text) if self._thoughts:
+                told = "" if self._thoughts == "omitted" else "thinking"
+                yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, told, text)
+            case CallBegun(_, call_id, name):
+                yield from self._close()
+                yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+            case ArgumentsPiece(_, text):
+                yield self._delta({"type": "input_json_delta", "partial_json": text})
+                self._parts.append(text)
+
+    def _grow(self, block: dict[str, Any], told: str, text: str) -> Iterator[dict[str, Any]]:
+        """Add text to the open block, or to a new one where that is of another type; `told` is the field that grows."""
+        if self._open is None or self._open["type"] != block["type"]:
+            yield from self._close()
+            yield from self._begin(block)
+        self._parts.append(text)
+        if told:
+            yield self._delta({"type": f"{told}_delta", told: text})
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield {"type": "content_block_start", "index": len(self.message["content"]), "content_block": dict(block)}
+        self.message["content"].append(block)
+        self._open, self._parts = block, []
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self.message["content"]) - 1, "delta": delta}
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        block, self._open = self._open, None
+        if block is None:
+            return
+        text = "".join(self._parts)
+        match block["type"]:
+            case "text":
+                block["text"] = text
+            case "thinking":
+                hidden = self._thoughts == "omitted"
+                block["thinking"] = "" if hidden else text
+                block["signature"] = packed(text) if hidden else SHOWN
+                yield self._delta({"type": "signature_delta", "signature": block["signature"]})
+            case "tool_use":
+                block["input"] = msgspec.json.decode(text or "{}")
+        yield {"type": "content_block_stop", "index": len(self.message["content"]) - 1}
+
+    def _end(self, ended: Ended) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        reasons = {
+            "stop": "end_turn" if ended.stop is None else "stop_sequence",
+            "length": "model_context_window_exceeded" if ended.context_full else "max_tokens",
+            "tool_calls": "tool_use",
+        }
+        stop = {"stop_reason": reasons.get(ended.reason, "end_turn"), "stop_sequence": ended.stop}
+        usage = self._usage(ended.prompt_tokens, ended.cached_tokens, ended.generated_tokens)
+        usage["output_tokens_details"] = {"thinking_tokens": ended.reasoning_tokens}
+        self.message |= {**stop, "usage": usage}
+        yield {"type": "message_delta", "delta": stop, "usage": usage}
+        yield {"type": "message_stop"}
+
+    def _usage(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> dict[str, Any]:
+        """Return the `usage` object; Anthropic counts what was cached apart from the rest of the prompt."""
+        cached = cached_tokens if self._cached_details else 0
+        return {
+            "input_tokens": prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": generated_tokens,
+        }

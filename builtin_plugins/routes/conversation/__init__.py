@@ -1,0 +1,1 @@
+"""The pipeline that every protocol of conversations is a form of: checked, rendered, generated, read."""

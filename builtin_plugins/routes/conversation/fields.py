@@ -1,0 +1,56 @@
+"""Which fields of requests are sampling parameters, types that requests share, and refusals in a client's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from builtin_plugins.routes.schema import bounded_schemas
+from core.api import InvalidRequest, Names, SamplingParams
+
+_NOT_IN_REQUESTS = {"output_kind", "bad_words_token_ids", "extra_args", "detokenize", "structured_outputs"}
+SAMPLING_FIELDS: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NOT_IN_REQUESTS)
+"""Sampling parameters a request may set, by name."""
+ONE_ANSWER: Final = frozenset(SAMPLING_FIELDS) - {"n", "logprobs", "prompt_logprobs", "stop", "max_tokens"}
+"""Those that protocols of one answer take besides their own, under the names that they have everywhere."""
+
+Small = Annotated[str, msgspec.Meta(max_length=256)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class EngineFields(msgspec.Struct, kw_only=True):
+    """What requests of every protocol may say to this engine beside what is the protocol's own."""
+
+    priority: Priority = 0
+    cache_salt: Small = ""
+    vllm_xargs: dict[str, str | Int64 | float | list[str | Int64 | float]] = {}
+    """Arguments for plugins, handed to them as `SamplingParams.extra_args`."""
+
+
+def as_typed(error: InvalidRequest, typed: Mapping[str, str]) -> InvalidRequest:
+    """Return a refusal that names the field as the client wrote it; `typed` has those names by the engine's."""
+    for name, client_name in typed.items():
+        if error.field == name or error.field.startswith((f"{name}.", f"{name}[")):
+            field = client_name + error.field[len(name) :]
+            return InvalidRequest(field, str(error).removeprefix(f"{error.field}: "))
+    return error
+
+
+def features_of(others: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """Return the fields that features read."""
+    return {name: value for name, value in others.items() if name in names.read}
+
+
+def other_schemas(
+    without_effect: Iterable[str], unserved: Mapping[str, str], names: Names
+) -> dict[str, dict[str, Any]]:
+    """Return JSON schemas of the fields that a protocol of one answer takes besides its own."""
+    return {
+        **bounded_schemas(SamplingParams, sorted(ONE_ANSWER)),
+        **{name: {"description": "Has no effect."} for name in without_effect},
+        **{name: {"description": f"{missing}.", "enum": [[], {}, "", None]} for name, missing in unserved.items()},
+        **{name: {"description": "Read by a plugin."} for name in names.read},
+    }

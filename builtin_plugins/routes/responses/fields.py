@@ -1,0 +1,152 @@
+"""Body of `/v1/responses`. Types and limits; what they mean for a conversation is in `reading`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from builtin_plugins.routes.conversation.fields import EngineFields, Small
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """A part of a content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(msgspec.Struct, kw_only=True):
+    """One item of the input; which fields count depends on its type."""
+
+    type: str | None = "message"
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[Part] | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: Any = None
+    input: str | None = None
+    call_id: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool; which fields count depends on its type."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How much is thought."""
+
+    effort: Small | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Small | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of the answer, and how long it should be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream tells besides its events."""
+
+    include_obfuscation: bool = False
+
+
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+
+
+class InputFields(EngineFields, kw_only=True):
+    """What makes the prompt; body of `/v1/responses/input_tokens`."""
+
+    input: str | list[Item] = []
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: Small | None = None
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class ResponsesFields(InputFields, kw_only=True):
+    """Body of `/v1/responses`."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    background: bool = False
+    store: bool = True
+    include: list[Small] = []
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    """Of tools that the server runs: there are none."""
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    metadata: Metadata = {}
+    prompt_cache_key: Small | None = None
+    safety_identifier: Small | None = None
+    service_tier: Small | None = None
+    user: Small | None = None
+
+
+WITHOUT_EFFECT: Final = (
+    "access_programs",
+    "client_metadata",
+    "context_management",
+    "image",
+    "personality",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+)
+"""OpenAI's fields, and Codex's, that ask nothing of an engine that serves one model."""
+
+UNSERVED: Final[Mapping[str, str]] = {
+    "conversation": "is not served; go on from an answer with `previous_response_id`",
+    "moderation": "is not served",
+    "prompt": "is not served: the server keeps no prompts; send the text",
+}
+"""Fields that cannot be served unless they are empty, and why."""
+
+INCLUDABLE: Final = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""What `include` may name; what belongs to tools of OpenAI's servers adds nothing."""

@@ -1,0 +1,26 @@
+"""`/v1/responses`, as OpenAI's clients and Codex call it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from core.api import Entry, Option, Within, hookimpl
+
+
+@hookimpl
+def engine_routes() -> list[Entry]:
+    target = "builtin_plugins.routes.responses.routes:ResponsesRoutes"
+    return [Entry("responses", target, "responses", requires=("fastapi",))]
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    return [
+        Option("responses_store", str, "", "SQLite file that keeps responses; default: they are kept in memory."),
+        Option(
+            "responses_store_bytes",
+            Annotated[int, Within(0, 1 << 44)],
+            64 * 1024 * 1024,
+            "Most bytes of responses kept; the oldest go first. 0 keeps none.",
+        ),
+    ]

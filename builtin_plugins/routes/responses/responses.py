@@ -1,0 +1,301 @@
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from builtin_plugins.routes.body import Parsed, client_of, handed_over, read_request
+from builtin_plugins.routes.conversation.asked import Conversation
+from builtin_plugins.routes.conversation.events import Ended
+from builtin_plugins.routes.conversation.fields import ONE_ANSWER, features_of
+from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
+from builtin_plugins.routes.conversation.running import answered, check_model, failure, now
+from builtin_plugins.routes.responses.background import Run, Runs
+from builtin_plugins.routes.responses.fields import (
+    INCLUDABLE,
+    UNSERVED,
+    WITHOUT_EFFECT,
+    InputFields,
+    ResponsesFields,
+    Tool,
+)
+from builtin_plugins.routes.responses.kept import KeptResponses, as_json, said
+from builtin_plugins.routes.responses.reading import (
+    as_written,
+    items_of,
+    messages_of,
+    response_format,
+    template_kwargs,
+)
+from builtin_plugins.routes.responses.store import Kept, ResponseStore
+from builtin_plugins.routes.responses.tools import LEFT_OUT, Toolbox
+from builtin_plugins.routes.responses.writing import ResponseWriter
+from builtin_plugins.routes.streams import EventStream, typed_event, while_connected
+from core.api import InvalidRequest
+
+OTHERS: Final = frozenset((*ONE_ANSWER, *WITHOUT_EFFECT, *UNSERVED))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One request, checked and rendered."""
+
+    turn: Turn
+    writer: ResponseWriter
+    kept: bool
+    failure: Callable[[BaseException], tuple[int, str]]
+    """Says what a client is told of an exception."""
+
+
+class Responses:
+    """The two endpoints."""
+
+    def __init__(
+        self,
+        engine: Any,
+        conversations: Conversations,
+        store: ResponseStore,
+        runs: Runs,
+        kept: KeptResponses,
+        *,
+        strict: bool,
+        cached_details: bool,
+    ) -> None:
+        self._engine = engine
+        self._conversations = conversations
+        self._store = store
+        self._runs = runs
+        self._kept = kept
+        self._strict = strict
+        self._cached_details = cached_details
+
+    async def create(self, request: Request) -> Any:
+        """An answer, whole, streamed or made in the background."""
+        parsed = await self._parsed(request, ResponsesFields)
+        fields = parsed.fields
+        model = check_model(self._engine, fields.model)
+        try:
+            tools = Toolbox.of(fields.tools, fields.tool_choice)
+            if tools.ignored and self._strict:
+                raise InvalidRequest(
+                    tools.ignored[0], "is run by OpenAI's servers, and --strict-fields leaves none out."
+                )
+            headers = replace(parsed, ignored=(*parsed.ignored, *tools.ignored)).headers
+            job = partial(self._job, request, parsed, model, tools)
+            if fields.background:
+                return await self._started(request, job, fields, headers)
+            return await answered(
+                request, job, stream=fields.stream, whole=self._whole, events=self._events, headers=headers
+            )
+        except InvalidRequest as error:
+            raise as_written(error, forced=fields.tool_choice not in ("none", "auto")) from None
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens the input of a request would have."""
+        parsed = await self._parsed(request, InputFields)
+        fields = parsed.fields
+        check_model(self._engine, fields.model)
+        try:
+            tools = Toolbox.of(fields.tools, fields.tool_choice)
+            asked, _ = await self._asked(fields, parsed.others, tools, client_of(request))
+            count = await while_connected(request, self._conversations.count(asked))
+        except InvalidRequest as error:
+            raise as_written(error, forced=False) from None
+        return as_json({"object": "response.input_tokens", "input_tokens": count}, parsed.headers)
+
+    # --- requests
+
+    async def _parsed(self, request: Request, struct: type[Any]) -> Parsed[Any]:
+        parsed: Parsed[Any] = await read_request(
+            request, struct, OTHERS | self._engine.fields.read, strict=self._strict
+        )
+        for name, missing in UNSERVED.items():
+            if parsed.others.get(name):
+                raise InvalidRequest(name, f"{missing}.")
+        return parsed
+
+    async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: str, tools: Toolbox) -> _Job:
+        fields = parsed.fields
+        _check(fields)
+        asked, items = await self._asked(fields, parsed.others, tools, client_of(request))
+        scored = bool(fields.top_logprobs) or "message.output_text.logprobs" in fields.include
+        decided = dict(asked.decided)
+        if scored:
+            decided["logprobs"] = fields.top_logprobs or 0
+        if fields.max_output_tokens is not None:
+            decided["max_tokens"] = fields.max_output_tokens
+        asked.decided = decided
+        # Piece by piece where it is told which tokens a text is made of, or where somebody may come to read along.
+        asked.stream = fields.stream or fields.background or scored
+        turn = await self._conversations.turn(asked)
+        fields.input = []  # it may be large, and the answer may take long
+        writer = ResponseWriter(
+            _response(fields, model, turn),
+            tools.known,
+            include=fields.include,
+            num_top=fields.top_logprobs or 0,
+            cached_details=self._cached_details,
+        )
+        if fields.store:
+            await self._store.begin(writer.response["id"], items)
+        return _Job(turn, writer, fields.store, partial(failure, request))
+
+    async def _asked(
+        self, fields: InputFields, others: Mapping[str, Any], tools: Toolbox, client: str
+    ) -> tuple[Conversation, list[dict[str, Any]]]:
+        """Return what a request asks, in the words that all protocols share, and the items of its input."""
+        previous = fields.previous_response_id
+        chain = await self._kept.chain(previous, "previous_response_id") if previous else []
+        items, messages = await asyncio.to_thread(_read, fields, chain)
+        asked = Conversation(
+            messages=messages,
+            tools=tools.functions,
+            tool_choice=tools.choice,
+            parallel_tool_calls=fields.parallel_tool_calls,
+            sampling={**{name: others[name] for name in ONE_ANSWER & others.keys()}, **response_format(fields)},
+            decided={"truncate_prompt_tokens": -1} if fields.truncation == "auto" else {},
+            plugin_args=fields.vllm_xargs,
+            template_kwargs=template_kwargs(fields),
+            priority=fields.priority,
+            cache_salt=fields.cache_salt,
+            client=client,
+            given=features_of(others, self._engine.fields),
+        )
+        return asked, items
+
+    # --- answers
+
+    async def _whole(self, job: _Job) -> dict[str, Any]:
+        async with aclosing(self._told(job)) as told:
+            async for _ in told:
+                pass
+        return job.writer.response
+
+    async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
+        begun = False
+        try:
+            async with aclosing(self._told(job)) as told:
+                async for data in told:
+                    begun = True
+                    yield typed_event(data)
+        except Exception as error:  # the server says what is told of it; the stream ends as its clients know it
+            if not begun:
+                raise
+            for data in await self._failed(job, error):
+                yield typed_event(data)
+
+    async def _told(self, job: _Job) -> AsyncGenerator[dict[str, Any]]:
+        async with aclosing(self._conversations.events(job.turn, job.writer.response["id"])) as events:
+            async for event in events:
+                told = list(job.writer.take(event))
+                if isinstance(event, Ended):
+                    await self._keep(job)  # before anybody hears that it has ended, and goes on from it
+                for data in told:
+                    yield data
+
+    async def _failed(self, job: _Job, error: Exception) -> list[dict[str, Any]]:
+        status, message = job.failure(error)
+        code = "server_error" if status >= 500 else "rate_limit_exceeded" if status == 429 else "invalid_prompt"
+        told = list(job.writer.fail(code, message))
+        await self._keep(job)
+        return told
+
+    async def _started(
+        self, request: Request, make: Callable[[], Any], fields: ResponsesFields, headers: Mapping[str, str]
+    ) -> Any:
+        """Start a response in the background; return its beginning, or a stream to read along."""
+        job: _Job = await while_connected(request, make())
+        handed_over(request)
+        run = Run(job.writer.response)
+        for data in job.writer.queued():
+            run.tell(typed_event(data))
+        body = as_json(run.response, headers)
+        self._runs.start(run, self._run(job, run))
+        await asyncio.sleep(0)  # it has begun: a task that is cancelled before would not note that
+        return EventStream(run.events(), headers) if fields.stream else body
+
+    async def _run(self, job: _Job, run: Run) -> None:
+        try:
+            async with aclosing(self._told(job)) as told:
+                async for data in told:
+                    run.tell(typed_event(data))
+        except asyncio.CancelledError:
+            job.writer.cancel()
+            await self._keep(job)
+        except Exception as error:  # noqa: BLE001 - the server says what is told of it; nobody waits for the exception
+            for data in await self._failed(job, error):
+                run.tell(typed_event(data))
+
+    # --- what is kept
+
+    async def _keep(self, job: _Job) -> None:
+        if job.kept:
+            await self._store.end(job.writer.response)
+
+
+def _read(fields: InputFields, chain: list[Kept]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the items of a request, and the messages that they make behind those of earlier ones."""
+    items = items_of(fields.input)
+    return items, messages_of(fields.instructions, [*said(chain), *items])
+
+
+def _check(fields: ResponsesFields) -> None:
+    """Raise `InvalidRequest` for fields that do not go together."""
+    for name in fields.include:
+        if name not in INCLUDABLE:
+            raise InvalidRequest("include", f"{name[:80]!r} is not known; there are {', '.join(INCLUDABLE)}.")
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequest("stream_options", "belongs to streams; set `stream` to true or leave it out.")
+    if fields.background and not fields.store:
+        raise InvalidRequest("background", "needs `store`: a response that is not kept could not be fetched.")
+
+
+def _response(fields: ResponsesFields, model: str, turn: Turn) -> dict[str, Any]:
+    """Return the response before it has an output; what was asked is told again."""
+    return {
+        "id": f"resp_{secrets.token_hex(24)}",
+        "object": "response",
+        "created_at": now(),
+        "status": "in_progress",
+        "background": fields.background,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": fields.max_tool_calls,
+        "metadata": fields.metadata,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": fields.parallel_tool_calls,
+        "previous_response_id": fields.previous_response_id,
+        "prompt_cache_key": fields.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None} | msgspec.to_builtins(fields.reasoning or {}),
+        "safety_identifier": fields.safety_identifier,
+        "service_tier": "default",
+        "store": fields.store,
+        "temperature": turn.sampling.temperature,
+        "text": {"format": {"type": "text"}} | msgspec.to_builtins(fields.text or {}),
+        "tool_choice": fields.tool_choice,
+        "tools": [_tool(tool) for tool in fields.tools if tool.type not in LEFT_OUT],
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": turn.sampling.top_p,
+        "truncation": fields.truncation,
+        "usage": None,
+        "user": fields.user,
+    }
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    told = {name: value for name, value in msgspec.to_builtins(tool).items() if value is not None}
+    return {"parameters": None, "strict": None, **told} if tool.type == "function" else told

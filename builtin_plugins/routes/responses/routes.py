@@ -1,0 +1,60 @@
+"""The route group: paths, and schemas of bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.routing import Route
+
+from builtin_plugins.routes.conversation.fields import other_schemas
+from builtin_plugins.routes.conversation.formats import Formats
+from builtin_plugins.routes.conversation.pipeline import Conversations
+from builtin_plugins.routes.responses.background import Runs
+from builtin_plugins.routes.responses.fields import UNSERVED, WITHOUT_EFFECT, InputFields, ResponsesFields
+from builtin_plugins.routes.responses.kept import KeptResponses
+from builtin_plugins.routes.responses.responses import Responses
+from builtin_plugins.routes.responses.store import ResponseStore
+from builtin_plugins.routes.schema import body_schema
+from core.api import EngineConfig
+
+
+class ResponsesRoutes:
+    """OpenAI's Responses API over one engine."""
+
+    def __init__(self, engine: Any, config: EngineConfig) -> None:
+        options = config.options
+        self._engine = engine
+        self._strict = bool(options.get("strict_fields"))
+        store = ResponseStore(
+            options.get("responses_store") or "", options.get("responses_store_bytes", 64 * 1024 * 1024)
+        )
+        runs = Runs()
+        self._kept = KeptResponses(store, runs)
+        self._responses = Responses(
+            engine,
+            Conversations(engine, Formats.from_engine(engine, options)),
+            store,
+            runs,
+            self._kept,
+            strict=self._strict,
+            cached_details=bool(options.get("enable_prompt_tokens_details")),
+        )
+
+    def routes(self) -> Sequence[Route]:
+        """Return the routes."""
+        one = "/v1/responses/{response_id}"
+        return [
+            Route("/v1/responses", self._responses.create, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self._responses.count, methods=["POST"]),
+            Route(one, self._kept.retrieve, methods=["GET"]),
+            Route(one, self._kept.delete, methods=["DELETE"]),
+            Route(f"{one}/cancel", self._kept.cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self._kept.input_items, methods=["GET"]),
+        ]
+
+    def bodies(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the JSON schema of each path's body."""
+        others = other_schemas(WITHOUT_EFFECT, UNSERVED, self._engine.fields)
+        structs: dict[str, Any] = {"/v1/responses": ResponsesFields, "/v1/responses/input_tokens": InputFields}
+        return {path: body_schema(struct, others, strict=self._strict) for path, struct in structs.items()}

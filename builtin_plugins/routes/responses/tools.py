@@ -1,0 +1,141 @@
+"""Tools of a Responses request: shown to the model as functions, and its calls told in the form of the tool's type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from builtin_plugins.routes.conversation.tools import MAX_TOOLS
+from builtin_plugins.routes.responses.fields import Tool
+from core.api import InvalidRequest
+
+LEFT_OUT: Final = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
+"""Tools of OpenAI's servers that Codex offers to every model: they are left out, and named as ignored."""
+_TEXT: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+"""What a tool that takes free text is called with: every family can write that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A tool as the client knows it."""
+
+    type: str
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools of a request."""
+
+    functions: list[dict[str, Any]]
+    """As chat templates read them."""
+    known: Mapping[str, Known]
+    """The client's tools by the names that the model has for them."""
+    choice: Any
+    """None, `auto`, `none`, `required`, or a function, as in chat completions."""
+    ignored: tuple[str, ...] = ()
+    """Places of tools that were left out."""
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool], choice: Any) -> Toolbox:
+        """Read tools and the choice among them. Raises `InvalidRequest` for those that cannot be served."""
+        functions: list[dict[str, Any]] = []
+        known: dict[str, Known] = {}
+        ignored: list[str] = []
+        for i, tool in enumerate(tools):
+            if len(functions) > MAX_TOOLS:
+                break  # which is refused with all others that are too many
+            if tool.type in LEFT_OUT:
+                ignored.append(f"tools.{i}")
+            for inner, meant in _meant(tool, f"tools[{i}]"):
+                shown = shown_name(meant.name, meant.namespace)
+                known[shown] = meant
+                functions.append({"type": "function", "function": _function(shown, inner)})
+        box = cls(functions, known, None, tuple(ignored))
+        return box.chosen(choice)
+
+    def chosen(self, choice: Any) -> Toolbox:
+        """Return the tools as a choice leaves them."""
+        if isinstance(choice, str):
+            return self._with(choice if self.functions or choice == "required" else None)
+        kind = choice.get("type")
+        if kind in ("function", "custom"):
+            return self._with({"type": "function", "function": {"name": self._shown("tool_choice", choice)}})
+        if kind != "allowed_tools":
+            raise InvalidRequest("tool_choice.type", f"must be function, custom or allowed_tools, not {kind!r:.80}.")
+        allowed, mode = choice.get("tools"), choice.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise InvalidRequest("tool_choice.mode", f"must be 'auto' or 'required', not {mode!r:.80}.")
+        if not isinstance(allowed, list) or not all(isinstance(each, Mapping) for each in allowed):
+            raise InvalidRequest("tool_choice.tools", "must be a list of tools.")
+        if len(allowed) > MAX_TOOLS:
+            raise InvalidRequest("tool_choice.tools", f"holds {len(allowed)} tools, at most {MAX_TOOLS} are allowed.")
+        names = {
+            self._shown(f"tool_choice.tools[{i}]", each)
+            for i, each in enumerate(allowed)
+            if each.get("type") not in LEFT_OUT
+        }
+        functions = [each for each in self.functions if each["function"]["name"] in names]
+        return Toolbox(functions, self.known, mode if functions else None, self.ignored)
+
+    def _with(self, choice: Any) -> Toolbox:
+        return Toolbox(self.functions, self.known, choice, self.ignored)
+
+    def _shown(self, field: str, wanted: Mapping[str, Any]) -> str:
+        name = wanted.get("name")
+        for shown, known in self.known.items():
+            if name in (shown, known.name):
+                return shown
+        raise InvalidRequest(
+            f"{field}.name", f"names {name!r:.100}, which is not among the tools: {', '.join(self.known)}."
+        )
+
+
+def _meant(tool: Tool, where: str) -> list[tuple[Tool, Known]]:
+    """Return the tools that one entry of the list stands for."""
+    if tool.type in LEFT_OUT:
+        return []
+    if tool.type not in ("function", "custom", "namespace"):
+        raise InvalidRequest(
+            f"{where}.type",
+            f"{tool.type[:80]!r} is not served: tools are run by the client; give a 'function' or a 'custom' tool.",
+        )
+    if not tool.name:
+        raise InvalidRequest(f"{where}.name", "is missing.")
+    if tool.type != "namespace":
+        return [(tool, Known(tool.type, tool.name))]
+    found = []
+    for i, given in enumerate(tool.tools or ()):
+        try:
+            inner = msgspec.convert(given, Tool)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"{where}.tools[{i}]", f"is no tool: {error}.") from error
+        if inner.type not in ("function", "custom") or not inner.name:
+            raise InvalidRequest(f"{where}.tools[{i}]", "must be a function or a custom tool with a name.")
+        found.append((inner, Known(inner.type, inner.name, tool.name)))
+    return found
+
+
+def _function(shown: str, tool: Tool) -> dict[str, Any]:
+    parameters = _TEXT if tool.type == "custom" else tool.parameters or {"type": "object", "properties": {}}
+    described = {"description": tool.description} if tool.description else {}
+    return {"name": shown, **described, "parameters": parameters}
+
+
+def free_text(arguments: str) -> str:
+    """Return what a tool of free text is called with."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:  # cut off
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    """Return the name that the model has for a tool."""
+    return f"{namespace}__{name}" if namespace else name

@@ -1,0 +1,155 @@
+"""OpenAI's and Anthropic's own clients against a server: answers, streams, tools with results, forms, the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from pydantic import BaseModel
+from served import COLD, PATIENCE_S, served
+
+CALL = '<think>It wants the weather.</think>Wait.\n<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
+TOOL: Any = {"name": "weather", "input_schema": SCHEMA}
+FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with served("scripted:", "--served-model-name", "demo", "claude-*", *FLAGS, COLD[0], "true") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def claude(client: openai.OpenAI) -> Iterator[anthropic.Anthropic]:
+    url = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as found:
+        yield found
+
+
+def test_responses_are_whole_streamed_and_gone_on_from(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="demo", input="hello", instructions="Be kind.")
+    assert first.output_text == "hello"
+    assert client.responses.retrieve(first.id).output_text == "hello"
+    with client.responses.stream(model="demo", input="more", previous_response_id=first.id) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(pieces) == final.output_text == "more"
+    items = client.responses.input_items.list(final.id, order="asc")
+    assert [item.type for item in items] == ["message"] * 3
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    assert client.responses.input_tokens.count(model="demo", input="hello").input_tokens > 5
+
+
+def test_responses_call_tools_and_take_their_results(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="demo", input=CALL, tools=[FUNCTION], store=False) as stream:
+        final = stream.get_final_response()
+    reasoning, message, call = final.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.content is not None
+    assert reasoning.content[0].text == "It wants the weather."
+    assert message.type == "message"
+    assert call.type == "function_call"
+    assert (call.name, call.arguments) == ("weather", '{"city": "Rome"}')
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    said: Any = [{"role": "user", "content": CALL}, *(item.to_dict() for item in final.output), result]
+    again = client.responses.create(model="demo", input=[*said, {"role": "user", "content": "It is sunny."}])
+    assert again.output_text == "It is sunny."
+
+
+class Place(BaseModel):
+    city: str
+
+
+def test_responses_have_the_form_of_a_model(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model="demo", input='{"city": "Rome"}', text_format=Place).output_parsed
+    assert parsed is not None
+    assert parsed.city == "Rome"
+
+
+def test_responses_are_made_in_the_background_and_cancelled(client: openai.OpenAI) -> None:
+    begun = client.responses.create(model="demo", input="hello", background=True)
+    until_s = time.monotonic() + PATIENCE_S
+    while begun.status in ("queued", "in_progress") and time.monotonic() < until_s:
+        begun = client.responses.retrieve(begun.id)
+    assert begun.output_text == "hello"
+    long = client.responses.create(model="demo", input="x" * 15_000, background=True)
+    assert client.responses.cancel(long.id).status == "cancelled"
+    assert client.responses.retrieve(long.id).status == "cancelled"
+
+
+def test_refusals_of_responses_name_the_field(client: openai.OpenAI) -> None:
+    hosted: Any = {"type": "file_search", "vector_store_ids": []}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="demo", input="a", tools=[hosted])
+    assert refused.value.param == "tools[0].type"
+
+
+def test_messages_are_whole_and_streamed(claude: anthropic.Anthropic) -> None:
+    said: Any = [{"role": "user", "content": "hello"}]
+    whole = claude.messages.create(model="claude-sonnet", max_tokens=100, messages=said, system="Be kind.")
+    assert whole.content[0].type == "text"
+    assert (whole.content[0].text, whole.stop_reason, whole.model) == ("hello", "end_turn", "claude-sonnet")
+    with claude.messages.stream(model="demo", max_tokens=3, messages=said) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert ("".join(pieces), final.stop_reason, final.usage.output_tokens) == ("hel", "max_tokens", 3)
+    assert claude.messages.count_tokens(model="demo", messages=said).input_tokens == final.usage.input_tokens
+    assert claude.beta.messages.create(model="demo", max_tokens=9, messages=said, betas=["x"]).content[0].type == "text"
+
+
+def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic) -> None:
+    said: Any = [{"role": "user", "content": CALL}]
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    with claude.messages.stream(
+        model="demo", max_tokens=2000, messages=said, tools=[TOOL], thinking=thinking
+    ) as stream:
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == ["thinking", "text", "tool_use"]
+    thought, _, call = final.content
+    assert thought.type == "thinking"
+    assert thought.thinking == "It wants the weather."
+    assert call.type == "tool_use"
+    assert (call.name, call.input, final.stop_reason) == ("weather", {"city": "Rome"}, "tool_use")
+    results: Any = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"},
+        {"type": "text", "text": "It is sunny."},
+    ]
+    said += [{"role": "assistant", "content": final.content}, {"role": "user", "content": results}]
+    again = claude.messages.create(model="demo", max_tokens=100, messages=said, tools=[TOOL])
+    assert again.content[0].type == "text"
+    assert again.content[0].text == "It is sunny."
+
+
+def test_a_long_conversation_is_interrupted_and_taken_up_again(claude: anthropic.Anthropic) -> None:
+    system = "Be kind. " * 2_500  # a token for each byte
+    said: Any = [{"role": "user", "content": "x" * 5_000}]
+    with claude.messages.stream(model="demo", max_tokens=9_000, messages=said, system=system) as stream:
+        begun = "".join(piece for piece, _ in zip(stream.text_stream, range(3), strict=False))
+    said += [{"role": "assistant", "content": begun}, {"role": "user", "content": "Go on."}]
+    again = claude.messages.create(model="demo", max_tokens=100, messages=said, system=system)
+    assert again.content[0].type == "text"
+    assert again.content[0].text == "Go on."
+    assert again.usage.input_tokens > len(system)
+
+
+def test_models_are_listed(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+    (model,) = claude.models.list()
+    assert (model.id, model.display_name, model.type) == ("demo", "demo", "model")
+    assert [card.id for card in client.models.list()] == ["demo"]
+
+
+def test_refusals_of_messages_are_anthropics(claude: anthropic.Anthropic) -> None:
+    said: Any = [{"role": "user", "content": "hello"}]
+    searches: Any = {"type": "web_search_20250305", "name": "web_search"}
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].type"):
+        claude.messages.create(model="demo", max_tokens=9, messages=said, tools=[searches])
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(model="nobody", max_tokens=9, messages=said)

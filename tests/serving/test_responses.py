@@ -1,0 +1,408 @@
+"""`/v1/responses`: items in, items and events out, and what is kept of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import msgspec
+import pytest
+
+from builtin_plugins.routes.responses.fields import Item
+from builtin_plugins.routes.responses.reading import items_of, messages_of
+from builtin_plugins.routes.responses.store import Kept, ResponseStore
+from core.api import ConfigError
+
+ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def ask(api, said="hello", **fields):
+    return api.call("POST", "/v1/responses", json={"input": said, **fields})
+
+
+def told(reply):
+    """The events of a stream, in order; each is named by its type and has its number."""
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for block in reply.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+        assert events[-1]["sequence_number"] == len(events) - 1
+    return events
+
+
+def test_an_answer_has_the_fields_clients_read(api):
+    body = ask(api, instructions="Be kind.", metadata={"a": "b"}, temperature=0.5, user="u").json()
+    assert body["id"].startswith("resp_")
+    assert (body["object"], body["status"], body["model"]) == ("response", "completed", "echo")
+    (item,) = body["output"]
+    assert item["id"].startswith("msg_")
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}]
+    assert body["usage"] == {
+        "input_tokens": 5,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 10,
+    }
+    asked = {name: body[name] for name in ("instructions", "metadata", "temperature", "user", "store", "error")}
+    assert asked == {
+        "instructions": "Be kind.",
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "user": "u",
+        "store": True,
+        "error": None,
+    }
+
+
+def test_thoughts_text_and_calls_are_items(make_api):
+    said = f"<think>hm</think>Adding.\n{CALL}"
+    body = ask(make_api(**ON), said, tools=[ADD], include=["reasoning.encrypted_content"]).json()
+    reasoning, message, call = body["output"]
+    assert (reasoning["type"], reasoning["summary"], reasoning["content"]) == (
+        "reasoning",
+        [],
+        [{"type": "reasoning_text", "text": "hm"}],
+    )
+    assert message["content"][0]["text"] == "Adding."
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "add", '{"a": 1}')
+    assert call["call_id"]
+    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+    (again,) = messages_of(None, items_of(msgspec.convert([{**reasoning, "content": None}], list[Item])))
+    assert again["reasoning_content"] == "hm"
+
+
+def test_a_stream_tells_the_official_events_in_their_order(make_api):
+    said = f"<think>hm</think>Adding.\n{CALL}"
+    events = told(ask(make_api(**ON), said, tools=[ADD], stream=True))
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    order = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
+    assert order == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    done = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [event["output_index"] for event in done] == [0, 1, 2]
+    assert [event["item"] for event in done] == events[-1]["response"]["output"]
+    for kind, text in (("output_text", "Adding."), ("reasoning_text", "hm"), ("function_call_arguments", '{"a": 1}')):
+        assert "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta") == text
+    assert events[0]["response"]["output"] == []
+
+
+def test_free_text_tools_and_namespaces_are_called_in_the_clients_own_form(make_api):
+    api = make_api(**ON)
+    patch = {"type": "custom", "name": "apply_patch", "format": {"type": "text"}}
+    space = {"type": "namespace", "name": "files", "description": "", "tools": [ADD]}
+    calls = (
+        '<tool_call>{"name": "apply_patch", "arguments": {"input": "*** Begin"}}</tool_call>'
+        '<tool_call>{"name": "files__add", "arguments": {"a": 1}}</tool_call>'
+    )
+    first, second = ask(api, calls, tools=[patch, space]).json()["output"]
+    assert (first["type"], first["name"], first["input"]) == ("custom_tool_call", "apply_patch", "*** Begin")
+    assert (second["type"], second["name"], second["namespace"]) == ("function_call", "add", "files")
+    events = [event["type"] for event in told(ask(api, calls, tools=[patch, space], stream=True))]
+    assert "response.custom_tool_call_input.done" in events
+    messages = messages_of(None, items_of(msgspec.convert([first, second], list[Item])))
+    names = [call["function"] for call in messages[0]["tool_calls"]]
+    assert names == [
+        {"name": "apply_patch", "arguments": {"input": "*** Begin"}},
+        {"name": "files__add", "arguments": {"a": 1}},
+    ]
+
+
+def test_what_codex_sends_is_taken(make_api):
+    reply = ask(
+        make_api(**ON),
+        [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+        ],
+        instructions="You are Codex.",
+        tools=[ADD, {"type": "web_search", "external_web_access": False}],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="7",
+        text={"verbosity": "low"},
+        client_metadata={"x": "y"},
+    )
+    assert reply.headers["X-Ignored-Fields"] == "tools.1"
+    assert told(reply)[-1]["type"] == "response.completed"
+
+
+def test_items_become_the_messages_that_templates_read():
+    items = [
+        {"role": "developer", "content": "Sandboxed."},
+        {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
+        {"type": "function_call", "name": "add", "call_id": "c1", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "2"}]},
+    ]
+    assert messages_of("Be kind.", items_of(msgspec.convert(items, list[Item]))) == [
+        {"role": "system", "content": "Be kind.\nSandboxed."},
+        {"role": "user", "content": "hello"},
+        {
+            "role": "assistant",
+            "content": "Wait.",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ]
+
+
+def test_an_answer_that_was_cut_is_incomplete(api):
+    body = ask(api, max_output_tokens=2).json()
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (body["output"][0]["status"], body["completed_at"]) == ("incomplete", None)
+    assert told(ask(api, max_output_tokens=2, stream=True))[-1]["type"] == "response.incomplete"
+
+
+def test_log_probabilities_stand_beside_the_text_they_are_of(make_api):
+    include = ["message.output_text.logprobs"]
+    body = ask(make_api(**ON), "<think>hm</think>yes", top_logprobs=1, include=include).json()
+    logprobs = body["output"][1]["content"][0]["logprobs"]
+    assert "".join(each["token"] for each in logprobs).endswith("yes")
+    assert "hm" not in "".join(each["token"] for each in logprobs)
+    assert [len(each["top_logprobs"]) for each in logprobs[-3:]] == [1, 1, 1]
+
+
+def test_effort_and_the_form_of_the_answer_are_handed_on(api):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    text = {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}}
+    ask(api, "{}", text=text, reasoning={"effort": "low"})
+    ask(api, "{}", text={"format": {"type": "json_object"}}, reasoning={"effort": "none"})
+    assert [params.structured_outputs.json for params in api.engine.sampling] == [schema, None]
+    assert [each["template_kwargs"] for each in api.engine.rendered] == [
+        {"reasoning_effort": "low"},
+        {"enable_thinking": False, "thinking": False},
+    ]
+
+
+def test_only_allowed_tools_are_shown(make_api):
+    api = make_api(**ON)
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+    ask(api, tools=[ADD, {**ADD, "name": "sub"}], tool_choice=allowed)
+    assert [tool["function"]["name"] for tool in api.engine.rendered[0]["tools"]] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a", "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name"),
+        ({"tools": [ADD], "tool_choice": {"type": "hosted"}}, "tool_choice.type"),
+        ({"said": []}, "input"),
+        ({"said": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        ({"said": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"said": [{"type": "function_call", "name": "a", "call_id": "b", "arguments": "{"}]}, "input[0].arguments"),
+        ({"said": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
+        ({"said": [{"content": "a"}]}, "input[0].role"),
+        ({"include": ["everything"]}, "include"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"background": True, "store": False}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"metadata": {"a": "b" * 600}}, "metadata[...]"),
+        ({"top_p": 0}, "top_p"),
+    ],
+)
+def test_refusals_name_the_field_that_the_client_wrote(make_api, fields, param):
+    reply = ask(make_api(**ON), **fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_failures_end_a_stream_as_its_clients_know_it(api):
+    api.engine.fail_at = 2
+    events = told(ask(api, stream=True))
+    assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert events[-1]["response"]["error"] == {"code": "server_error", "message": "made to fail"}
+    assert ask(api).status_code == 500
+
+
+# --- what is kept
+
+
+def test_an_answer_can_be_fetched_gone_on_from_and_deleted(api):
+    first = ask(api, "hello").json()
+    path = f"/v1/responses/{first['id']}"
+    assert api.get(path).json() == first
+    second = ask(api, "more", previous_response_id=first["id"], instructions="Now.").json()
+    items = api.get(f"/v1/responses/{second['id']}/input_items?order=asc").json()
+    assert [item["content"][0]["text"] for item in items["data"]] == ["hello", "hello", "more"]
+    assert (items["has_more"], items["first_id"]) == (False, items["data"][0]["id"])
+    page = api.get(f"/v1/responses/{second['id']}/input_items?limit=1&after={items['data'][2]['id']}").json()
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == ([items["data"][1]["id"]], True)
+    assert api.call("DELETE", path).json() == {"id": first["id"], "object": "response", "deleted": True}
+    for reply in (api.get(path), api.call("DELETE", path), ask(api, "a", previous_response_id=first["id"])):
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "response_not_found")
+
+
+def test_what_is_not_to_be_kept_is_not(api):
+    assert api.get(f"/v1/responses/{ask(api, store=False).json()['id']}").status_code == 404
+
+
+def test_nothing_is_carried_over_of_earlier_instructions(api):
+    first = ask(api, "hello", instructions="Once.").json()
+    assert messages_of("Now.", [*items_of("hello"), *first["output"]])[0] == {"role": "system", "content": "Now."}
+
+
+@pytest.mark.parametrize("path", ["limit=0", "limit=x", "order=up", "after=nobody"])
+def test_pages_that_cannot_be_are_refused(api, path):
+    response_id = ask(api).json()["id"]
+    assert api.get(f"/v1/responses/{response_id}/input_items?{path}").status_code == 400
+
+
+def test_tokens_of_an_input_are_counted(api):
+    reply = api.call("POST", "/v1/responses/input_tokens", json={"input": "hello", "tools": [ADD]})
+    assert reply.json() == {"object": "response.input_tokens", "input_tokens": 5}
+
+
+async def keep(store: ResponseStore, number: int, size: int = 10, previous: str | None = None) -> Kept:
+    response = {"id": f"resp_{number}", "output": [], "previous_response_id": previous}
+    await store.begin(f"resp_{number}", [{"text": "x" * size}])
+    await store.end(response)
+    return Kept(response, [{"text": "x" * size}])
+
+
+def test_the_oldest_make_room_and_a_file_outlives_the_server(tmp_path):
+    async def fill(path: str) -> list[bool]:
+        store = ResponseStore(path, 1000)
+        for number in range(10):
+            await keep(store, number, 200)
+        return [await store.get(f"resp_{number}") is not None for number in range(10)]
+
+    async def again() -> None:
+        store = ResponseStore(str(tmp_path / "kept"), 1000)
+        assert await store.get("resp_9") is not None
+        assert await keep(store, 10, 200) == await store.get("resp_10")
+        assert await store.get("resp_7") is None
+
+    assert asyncio.run(fill("")) == asyncio.run(fill(str(tmp_path / "kept"))) == [False] * 7 + [True] * 3
+    asyncio.run(again())
+    with pytest.raises(ConfigError, match="--responses-store"):
+        ResponseStore(str(tmp_path / "no" / "folder"), 1)
+
+
+def test_what_is_not_complete_is_not_there_yet():
+    async def found() -> tuple[Kept | None, Kept | None]:
+        store = ResponseStore("", 1000)
+        await store.begin("resp_1", [{"text": "x"}])
+        early = await store.get("resp_1")
+        await store.end({"id": "resp_1"})
+        await store.end({"id": "resp_2"})  # its input had to make room
+        return early, await store.get("resp_1")
+
+    assert asyncio.run(found()) == (None, Kept({"id": "resp_1"}, [{"text": "x"}]))
+
+
+def test_a_chain_with_a_gap_is_none():
+    async def found() -> list[int | None]:
+        store = ResponseStore("", 10_000)
+        await keep(store, 1)
+        await keep(store, 2, previous="resp_1")
+        chains = [await store.chain("resp_2")]
+        await store.delete("resp_1")
+        return [None if chain is None else len(chain) for chain in (*chains, await store.chain("resp_2"))]
+
+    assert asyncio.run(found()) == [2, None]
+
+
+# --- in the background
+
+
+def in_one_loop(api, work):
+    """Run what asks several times in one event loop: a response in the background lives in it."""
+
+    async def run():
+        transport = httpx.ASGITransport(api.server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+async def ended(client, response_id):
+    while True:
+        body = (await client.get(f"/v1/responses/{response_id}")).json()
+        if body["status"] not in ("queued", "in_progress"):
+            return body
+        await asyncio.sleep(0)
+
+
+def test_a_response_in_the_background_is_fetched_when_it_is_ready(api):
+    async def work(client):
+        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
+        return begun, await ended(client, begun["id"])
+
+    begun, done = in_one_loop(api, work)
+    assert (begun["status"], begun["output"], begun["background"]) == ("queued", [], True)
+    assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "hello")
+
+
+def test_a_response_in_the_background_can_be_cancelled(api):
+    async def work(client):
+        api.engine.gate.clear()
+        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
+        early = await client.post("/v1/responses", json={"input": "a", "previous_response_id": begun["id"]})
+        cancelled = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        again = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        return early, cancelled, again
+
+    early, cancelled, again = in_one_loop(api, work)
+    assert (early.status_code, early.json()["error"]["param"]) == (400, "previous_response_id")
+    assert cancelled["status"] == again["status"] == "cancelled"
+    assert len(api.engine.aborted) == 1
+
+
+def test_only_what_is_made_in_the_background_can_be_cancelled(api):
+    assert api.call("POST", f"/v1/responses/{ask(api).json()['id']}/cancel").status_code == 400
+    assert api.call("POST", "/v1/responses/resp_0/cancel").status_code == 404
+
+
+def test_failures_in_the_background_are_told_when_it_is_fetched(api):
+    async def work(client):
+        api.engine.fail_at = 1
+        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
+        return await ended(client, begun["id"])
+
+    assert in_one_loop(api, work)["error"]["message"] == "made to fail"
+
+
+def test_a_stream_of_the_background_can_be_taken_up_again(api):
+    async def work(client):
+        whole = await client.post("/v1/responses", json={"input": "hello", "background": True, "stream": True})
+        api.engine.gate.clear()
+        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
+        path = f"/v1/responses/{begun['id']}?stream=true&starting_after=0"
+        reading = asyncio.ensure_future(client.get(path))
+        await asyncio.sleep(0)
+        api.engine.gate.set()
+        return whole, await reading, await client.get(path)
+
+    whole, rest, late = in_one_loop(api, work)
+    kinds = [event["type"] for event in told(whole)]
+    assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    seen = [json.loads(block.split("data: ")[1])["type"] for block in rest.text.split("\n\n")[:-1]]
+    assert seen == kinds[1:]
+    assert late.status_code == 400
