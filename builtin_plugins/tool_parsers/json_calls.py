@@ -29,12 +29,6 @@ def named(scan: Scan, call: Mapping[str, Any]) -> None:
     scan.call(call.get("name"), {} if arguments is None else arguments)
 
 
-def keyed(scan: Scan, call: Mapping[str, Any]) -> None:
-    """Note a call that is its arguments under its name."""
-    for name, arguments in call.items():
-        scan.call(name, arguments)
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """Where a family writes its JSON."""
@@ -51,13 +45,24 @@ def read(form: Form, scan: Scan, request: ParseRequest) -> Reading:
     """Read `start JSON end`, or `start JSON JSON end`."""
     while start := (yield from scan.text(*form.starts)):
         with scan.attempt():
-            bracket = start[-1] if start[-1] in "[{" else ""  # `functools[`
-            note_all(scan, (yield from scan.json(bracket)), form.note)
-            while form.end and (bracket := (yield from scan.maybe("{", "["))):
-                note_all(scan, (yield from scan.json(bracket)), form.note)
+            bracket = start[-1] if start[-1] in "[{" else (yield from scan.expect("{", "["))  # `functools[`
+            while bracket:
+                yield from one_or_list(scan, bracket, form.note)
+                bracket = (yield from scan.maybe("{", "[")) if form.end else None
             if form.end:
                 yield from scan.close_call(form.end)
-        yield from scan.layout(*form.behind)
+
+
+def one_or_list(scan: Scan, bracket: str, note: Callable[[Scan, Mapping[str, Any]], None]) -> Reading:
+    """Note the call, or the calls of the list, whose first bracket was read; of a broken list those before the break."""
+    if bracket == "{":
+        note(scan, (yield from scan.object(bracket)))
+        return
+    while (yield from scan.maybe("{")):
+        note(scan, (yield from scan.object("{")))
+        scan.keep()
+        yield from scan.maybe(",")
+    yield from scan.maybe("]")
 
 
 def note_all(scan: Scan, value: Any, note: Callable[[Scan, Mapping[str, Any]], None] = named) -> None:
@@ -100,6 +105,25 @@ def bare(scan: Scan, begun: str) -> Reading:
     note_all(scan, value)
 
 
+def read_apertus(scan: Scan, request: ParseRequest) -> Reading:
+    """Read a list of `{name: {...}}` between tags; a call is whole with its arguments, its own brackets may be missing."""
+    while (yield from scan.text("<|tools_prefix|>")):
+        with scan.attempt():
+            yield from scan.maybe("[")
+            while (yield from scan.maybe("{")):
+                while (yield from scan.maybe('"')):
+                    name, _ = yield from scan.take('"')
+                    yield from scan.expect(":")
+                    scan.call(name, (yield from scan.object()))
+                    scan.keep()
+                    yield from scan.maybe(",")
+                yield from scan.maybe("}")
+                scan.keep()
+                yield from scan.maybe(",")
+            yield from scan.maybe("]")
+            yield from scan.close_call("<|tools_suffix|>")
+
+
 def read_llama(scan: Scan, request: ParseRequest) -> Reading:
     """Read `{"name": ..., "parameters": {...}}`, several with `;` between them, each perhaps behind a tag."""
     while start := (yield from scan.text("<|python_tag|>", "{")):
@@ -127,10 +151,11 @@ def read_xlam(scan: Scan, request: ParseRequest) -> Reading:
                 yield from scan.close_call(ends[start])
 
 
-APERTUS: Final = tags(
-    "<|tools_prefix|>",
-    end="<|tools_suffix|>",
-    note=keyed,
+APERTUS: Final = ToolFormat(
+    read_apertus,
+    markers=("<|tools_prefix|>", "<|tools_suffix|>"),
+    call_ends=("<|tools_suffix|>",),
+    signs=("<|tools_prefix|>",),
     writes=CallText('{"{name}": ', "}", ", ", start="<|tools_prefix|>[", end="]<|tools_suffix|>"),
 )
 ERNIE45: Final = tags(
@@ -141,7 +166,8 @@ ERNIE45: Final = tags(
 )
 GIGACHAT3: Final = replace(
     tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
-    markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
+    markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>", "</s>"),
+    call_ends=("<|message_sep|>", "</s>"),
     signs=("function call", "<|role_sep|>"),
     writes=one_by_one("<|function_call|>"),
 )

@@ -6,6 +6,8 @@ from core.api import Entry, hookimpl
 
 FORMATS = (
     ("apertus", "json_calls:APERTUS", "a list of {name: arguments} between tags: Apertus"),
+    ("cohere_command3", "channels:COHERE_FORMAT", "a list of JSON between action tokens: Command A"),
+    ("cohere_command4", "channels:COHERE_FORMAT", "a list of JSON between action tokens: Command A+"),
     ("deepseek_v3", "tagged:DEEPSEEK_V3", "a name and a block of JSON between special tokens: DeepSeek V3, R1"),
     ("deepseek_v31", "tagged:DEEPSEEK_V31", "a name and JSON between special tokens: DeepSeek V3.1"),
     ("deepseek_v32", "tagged:DEEPSEEK_V32", "DSML invokes: DeepSeek V3.2"),
@@ -24,6 +26,7 @@ FORMATS = (
     ("hermes", "hermes:HERMES", "<tool_call>{json}</tool_call>: Hermes 2 Pro and 3, Qwen 2.5 and 3"),
     ("hunyuan_a13b", "json_calls:HUNYUAN_A13B", "a list of JSON in <tool_calls>: Hunyuan A13B"),
     ("hy_v3", "tagged:HY_V3", "<arg_key> and <arg_value> in <tool_calls>: Hy3"),
+    ("hy_v4", "tagged:HY_V4", "<arg_key> and <arg_value> in <tool_calls>, or <tool_calls:opensource>: Hy4"),
     ("inkling", "channels:INKLING_FORMAT", "JSON in a message of its own: Inkling"),
     ("internlm", "json_calls:INTERNLM", "JSON between action tokens: InternLM 2.5"),
     ("jamba", "json_calls:JAMBA", "a list of JSON in <tool_calls>: Jamba 1.5"),
@@ -36,7 +39,7 @@ FORMATS = (
     ("llama4_json", "json_calls:LLAMA_JSON", "bare JSON: Llama 4"),
     ("llama4_pythonic", "pythonic:PYTHONIC", "[f(a=1), g(b=2)]: Llama 4"),
     ("longcat", "json_calls:LONGCAT", "<longcat_tool_call>{json}</longcat_tool_call>: LongCat Flash"),
-    ("mimo", "tagged:QWEN3_CODER", "<function=name><parameter=name>: MiMo V2"),
+    ("mimo", "tagged:MIMO", "<function=name><parameter=name>, values verbatim: MiMo V2"),
     ("minicpm5", "tagged:MINICPM5", "<function name><param name>: MiniCPM 5"),
     ("minimax", "json_calls:MINIMAX", "lines of JSON in <tool_calls>: MiniMax M1"),
     ("minimax_m2", "tagged:MINIMAX_M2", "<invoke> in <minimax:tool_call>: MiniMax M2"),
@@ -48,6 +51,7 @@ FORMATS = (
     ),
     ("muse", "channels:MUSE_FORMAT", "<atem:invoke> in messages to tools: Muse Glimmer"),
     ("muse_glimmer", "channels:MUSE_FORMAT", "<atem:invoke> in messages to tools: Muse Glimmer"),
+    ("musespark1x", "channels:MUSE_FORMAT", "<atem:invoke> in messages to tools: Muse Spark"),
     ("olmo3", "pythonic:OLMO3", "f(a=1) by line in <function_calls>: Olmo 3"),
     ("openai", "channels:HARMONY_FORMAT", "messages to functions.name: gpt-oss"),
     ("phi4_mini_json", "json_calls:PHI4_MINI", "functools[json]: Phi-4 mini"),
@@ -55,10 +59,12 @@ FORMATS = (
     ("poolside_v1", "tagged:GLM45", "<arg_key> and <arg_value> in <tool_call>: Poolside's Laguna"),
     ("pythonic", "pythonic:PYTHONIC", "[f(a=1), g(b=2)]: Llama 3.2, ToolACE"),
     ("qwen3_coder", "tagged:QWEN3_CODER", "<function=name><parameter=name>: Qwen3 Coder"),
+    ("qwen3_json", "hermes:HERMES", "<tool_call>{json}</tool_call>: Qwen 3"),
     ("qwen3_xml", "tagged:QWEN3_CODER", "<function=name><parameter=name>: Qwen3 Coder, 3.5"),
     ("seed_oss", "tagged:SEED_OSS", "<function=name><parameter=name> in <seed:tool_call>: Seed OSS"),
     ("step3", "tagged:STEP3", "<steptml:invoke> between special tokens: Step 3"),
     ("step3p5", "tagged:QWEN3_CODER", "<function=name><parameter=name>: Step 3.5"),
+    ("step5", "tagged:QWEN3_CODER", "<function=name><parameter=name>: Step 5"),
     ("xlam", "json_calls:XLAM", "a list of JSON, bare, in a code block or behind a tag: xLAM"),
 )
 """Name, module and format in it, summary."""

@@ -137,13 +137,22 @@ class HttpStats:
     request_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CallStats:
+    """Calls of tools that an answer brought."""
+
+    known: int = 0
+    unknown: int = 0
+    """Of tools that the request does not have; they are passed on as called."""
+
+
 class MetricSink(Protocol):
     """Takes measurements. Constructed with (config). One that keeps raising is quarantined, not fatal.
 
     `step` comes from the thread that hears the engine, everything else from the event loop's. Optional methods:
-    `tokens(TokenStats)`, `http(HttpStats)`; `ready(config)`, once, with every automatic value decided; and
-    `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what the engine
-    says of itself. Several sinks that expose Prometheus' text share the page; no two may have a metric of one name.
+    `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`, once, with every automatic value
+    decided; and `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what
+    the engine says of itself. Several sinks that expose Prometheus' text share the page; no two may have a metric of one name.
     """
 
     def step(self, stats: StepStats) -> None:

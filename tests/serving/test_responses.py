@@ -14,7 +14,7 @@ from builtin_plugins.routes.responses.reading import items_of, messages_of
 from builtin_plugins.routes.responses.store import Kept, ResponseStore
 from core.api import ConfigError
 
-ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
@@ -74,7 +74,7 @@ def test_thoughts_text_and_calls_are_items(make_api):
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "add", '{"a": 1}')
     assert call["call_id"]
     assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
-    (again,) = messages_of(None, items_of(msgspec.convert([{**reasoning, "content": None}], list[Item])))
+    (again,) = messages_of(None, items_of(msgspec.convert([{**reasoning, "content": None}], list[Item]), {}))
     assert again["reasoning_content"] == "hm"
 
 
@@ -113,7 +113,7 @@ def test_free_text_tools_and_namespaces_are_called_in_the_clients_own_form(make_
     assert (second["type"], second["name"], second["namespace"]) == ("function_call", "add", "files")
     events = [event["type"] for event in told(ask(api, calls, tools=[patch, space], stream=True))]
     assert "response.custom_tool_call_input.done" in events
-    messages = messages_of(None, items_of(msgspec.convert([first, second], list[Item])))
+    messages = messages_of(None, items_of(msgspec.convert([first, second], list[Item]), {}))
     names = [call["function"] for call in messages[0]["tool_calls"]]
     assert names == [
         {"name": "apply_patch", "arguments": {"input": "*** Begin"}},
@@ -153,7 +153,7 @@ def test_items_become_the_messages_that_templates_read():
         {"type": "function_call", "name": "add", "call_id": "c1", "arguments": '{"a": 1}'},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "2"}]},
     ]
-    assert messages_of("Be kind.", items_of(msgspec.convert(items, list[Item]))) == [
+    assert messages_of("Be kind.", items_of(msgspec.convert(items, list[Item]), {})) == [
         {"role": "system", "content": "Be kind.\nSandboxed."},
         {"role": "user", "content": "hello"},
         {
@@ -210,8 +210,11 @@ def test_only_allowed_tools_are_shown(make_api):
         ({"tools": [{"type": "function", "name": "a", "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name"),
         ({"tools": [ADD], "tool_choice": {"type": "hosted"}}, "tool_choice.type"),
+        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "required"}}, "tool_choice.tools"),
+        ({"tools": [ADD], "tool_choice": "often"}, "tool_choice"),
         ({"said": []}, "input"),
-        ({"said": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        ({"said": [{"type": "item_reference", "id": "a"}]}, "input[0].id"),
+        ({"said": [{"type": "computer_call", "id": "a"}]}, "input[0].type"),
         ({"said": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"said": [{"type": "function_call", "name": "a", "call_id": "b", "arguments": "{"}]}, "input[0].arguments"),
         ({"said": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
@@ -257,13 +260,23 @@ def test_an_answer_can_be_fetched_gone_on_from_and_deleted(api):
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "response_not_found")
 
 
+def test_items_may_be_sent_by_reference(api):
+    (said,) = ask(api, "hello").json()["output"]
+    reference = {"type": "item_reference", "id": said["id"]}
+    again = ask(api, [reference, {"role": "user", "content": "more"}]).json()
+    items = api.get(f"/v1/responses/{again['id']}/input_items?order=asc").json()["data"]
+    assert items[0] == said
+    api.call("DELETE", f"/v1/responses/{again['id']}")
+    assert ask(api, [reference]).status_code == 200  # its first place is still there
+
+
 def test_what_is_not_to_be_kept_is_not(api):
     assert api.get(f"/v1/responses/{ask(api, store=False).json()['id']}").status_code == 404
 
 
 def test_nothing_is_carried_over_of_earlier_instructions(api):
     first = ask(api, "hello", instructions="Once.").json()
-    assert messages_of("Now.", [*items_of("hello"), *first["output"]])[0] == {"role": "system", "content": "Now."}
+    assert messages_of("Now.", [*items_of("hello", {}), *first["output"]])[0] == {"role": "system", "content": "Now."}
 
 
 @pytest.mark.parametrize("path", ["limit=0", "limit=x", "order=up", "after=nobody"])
@@ -308,11 +321,21 @@ def test_what_is_not_complete_is_not_there_yet():
         store = ResponseStore("", 1000)
         await store.begin("resp_1", [{"text": "x"}])
         early = await store.get("resp_1")
-        await store.end({"id": "resp_1"})
-        await store.end({"id": "resp_2"})  # its input had to make room
+        await store.end({"id": "resp_1", "output": []})
+        await store.end({"id": "resp_2", "output": []})  # its input had to make room
         return early, await store.get("resp_1")
 
-    assert asyncio.run(found()) == (None, Kept({"id": "resp_1"}, [{"text": "x"}]))
+    assert asyncio.run(found()) == (None, Kept({"id": "resp_1", "output": []}, [{"text": "x"}]))
+
+
+def test_half_characters_are_answered(api):
+    for path, body in (
+        ("responses", b'{"input": "\\ud800", "instructions": "\\udfff"}'),
+        ("responses", b'{"input": [{"role": "user", "content": "\\ud800"}]}'),
+        ("messages", b'{"max_tokens": 5, "messages": [{"role": "user", "content": "\\ud800"}]}'),
+    ):
+        reply = api.call("POST", f"/v1/{path}", content=body, headers={"content-type": "application/json"})
+        assert reply.status_code in (200, 400), reply.text
 
 
 def test_a_chain_with_a_gap_is_none():

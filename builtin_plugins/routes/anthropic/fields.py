@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import EngineFields
+from builtin_plugins.routes.conversation.fields import EngineFields, OtherFields
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -130,29 +129,28 @@ class MessagesFields(CountFields, kw_only=True):
     stop_sequences: list[str] = []
 
 
-WITHOUT_EFFECT: Final = (
-    "anthropic_beta",
-    "anthropic_version",
-    "betas",
-    "billing_policy",
-    "cache_control",
-    "context_management",
-    "diagnostics",
-    "fallback_credit_token",
-    "fallbacks",
-    "inference_geo",
-    "metadata",
-    "service_tier",
-    "speed",
-    "user_profile_id",
-    "workspace_id",
+OTHERS: Final = OtherFields(
+    without_effect=(
+        "anthropic_beta",
+        "anthropic_version",
+        "betas",
+        "billing_policy",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    ),
+    unserved={
+        "compaction": "is not served: send the conversation as it is to go on",
+        "container": "is not served: tools are run by the client",
+        "mcp_servers": "is not served: tools are run by the client",
+        "thread": "is not served: send the whole conversation",
+    },
 )
-"""Anthropic's fields that ask nothing of an engine that serves one model."""
-
-UNSERVED: Final[Mapping[str, str]] = {
-    "compaction": "is not served: send the conversation as it is to go on",
-    "container": "is not served: tools are run by the client",
-    "mcp_servers": "is not served: tools are run by the client",
-    "thread": "is not served: send the whole conversation",
-}
-"""Fields that cannot be served unless they are empty, and why."""

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.anthropic.fields import UNSERVED, WITHOUT_EFFECT, CountFields, MessagesFields
+from builtin_plugins.routes.anthropic.fields import OTHERS, CountFields, MessagesFields
 from builtin_plugins.routes.anthropic.reading import (
     as_written,
     choice_of,
@@ -25,15 +25,13 @@ from builtin_plugins.routes.anthropic.reading import (
     tools_of,
 )
 from builtin_plugins.routes.anthropic.writing import MessageWriter
-from builtin_plugins.routes.body import Parsed, client_of, read_request
+from builtin_plugins.routes.body import Parsed, client_of
 from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.fields import ONE_ANSWER, features_of
+from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
 from builtin_plugins.routes.conversation.running import answered, check_model
 from builtin_plugins.routes.streams import typed_event, while_connected
 from core.api import InvalidRequest
-
-OTHERS: Final = frozenset((*ONE_ANSWER, *WITHOUT_EFFECT, *UNSERVED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Messages:
 
     async def create(self, request: Request) -> Any:
         """The next message of a conversation, in Anthropic's form."""
-        parsed = await self._parsed(request, MessagesFields)
+        parsed = await OTHERS.read(request, MessagesFields, self._engine.fields, strict=self._strict)
         model = check_model(self._engine, parsed.fields.model)
         try:
             return await answered(
@@ -71,7 +69,7 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a request would have."""
-        parsed = await self._parsed(request, CountFields)
+        parsed = await OTHERS.read(request, CountFields, self._engine.fields, strict=self._strict)
         check_model(self._engine, parsed.fields.model)
         try:
             asked = await asyncio.to_thread(self._asked, parsed.fields, parsed.others, client_of(request))
@@ -80,15 +78,6 @@ class Messages:
             raise as_written(error, forced=False) from None
         body = msgspec.json.encode({"input_tokens": count})
         return Response(body, media_type="application/json", headers=parsed.headers)
-
-    async def _parsed(self, request: Request, struct: type[Any]) -> Parsed[Any]:
-        parsed: Parsed[Any] = await read_request(
-            request, struct, OTHERS | self._engine.fields.read, strict=self._strict
-        )
-        for name, missing in UNSERVED.items():
-            if parsed.others.get(name):
-                raise InvalidRequest(name, f"{missing}.")
-        return parsed
 
     async def _job(self, parsed: Parsed[MessagesFields], model: str, client: str) -> _Job:
         fields = parsed.fields
@@ -114,7 +103,7 @@ class Messages:
             tools=tools_of(fields.tools),
             tool_choice=choice,
             parallel_tool_calls=parallel,
-            sampling={**{name: others[name] for name in ONE_ANSWER & others.keys()}, **response_format(fields)},
+            sampling={**sampling_of(others), **response_format(fields)},
             plugin_args=fields.vllm_xargs,
             thinking_token_budget=budget,
             template_kwargs=template_kwargs(fields),

@@ -18,6 +18,7 @@ from builtin_plugins.routes.anthropic.fields import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from builtin_plugins.routes.conversation.asked import thinks
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.messages import in_turns, unpacked
 from core.api import InvalidRequest
@@ -88,10 +89,8 @@ def choice_of(fields: CountFields) -> tuple[Any, bool]:
 
 
 def template_kwargs(fields: CountFields) -> dict[str, Any]:
-    """Return what chat templates are told; families ask under different names whether to think."""
-    kwargs: dict[str, Any] = {}
-    if fields.thinking is not None:
-        kwargs = dict.fromkeys(("enable_thinking", "thinking"), fields.thinking.type != "disabled")
+    """Return what chat templates are told."""
+    kwargs = {} if fields.thinking is None else thinks(fields.thinking.type != "disabled")
     if fields.output_config is not None and fields.output_config.effort is not None:
         kwargs["reasoning_effort"] = fields.output_config.effort
     return kwargs | fields.chat_template_kwargs

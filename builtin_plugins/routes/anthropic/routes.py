@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from starlette.routing import Route
 
-from builtin_plugins.routes.anthropic.fields import UNSERVED, WITHOUT_EFFECT, CountFields, MessagesFields
+from builtin_plugins.routes.anthropic.fields import OTHERS, CountFields, MessagesFields
 from builtin_plugins.routes.anthropic.messages import Messages
-from builtin_plugins.routes.conversation.fields import other_schemas
 from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
 from builtin_plugins.routes.schema import body_schema
@@ -50,7 +49,7 @@ class AnthropicRoutes:
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
-        others = other_schemas(WITHOUT_EFFECT, UNSERVED, self._engine.fields)
+        others = OTHERS.schemas(self._engine.fields)
         structs: dict[str, Any] = {"/v1/messages": MessagesFields, "/v1/messages/count_tokens": CountFields}
         return {path: body_schema(struct, others, strict=self._strict) for path, struct in structs.items()}
 

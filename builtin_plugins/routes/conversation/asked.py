@@ -37,3 +37,8 @@ class Conversation:
     client: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
     """What features read of the request."""
+
+
+def thinks(wanted: bool) -> dict[str, Any]:
+    """Return what tells chat templates whether to think: families ask under different names."""
+    return {"enable_thinking": wanted, "thinking": wanted}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
+from builtin_plugins.routes.body import Parsed, read_request
 from builtin_plugins.routes.schema import bounded_schemas
 from core.api import InvalidRequest, Names, SamplingParams
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _NOT_IN_REQUESTS = {"output_kind", "bad_words_token_ids", "extra_args", "detokenize", "structured_outputs"}
 SAMPLING_FIELDS: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NOT_IN_REQUESTS)
@@ -44,13 +49,35 @@ def features_of(others: Mapping[str, Any], names: Names) -> dict[str, Any]:
     return {name: value for name, value in others.items() if name in names.read}
 
 
-def other_schemas(
-    without_effect: Iterable[str], unserved: Mapping[str, str], names: Names
-) -> dict[str, dict[str, Any]]:
-    """Return JSON schemas of the fields that a protocol of one answer takes besides its own."""
-    return {
-        **bounded_schemas(SamplingParams, sorted(ONE_ANSWER)),
-        **{name: {"description": "Has no effect."} for name in without_effect},
-        **{name: {"description": f"{missing}.", "enum": [[], {}, "", None]} for name, missing in unserved.items()},
-        **{name: {"description": "Read by a plugin."} for name in names.read},
-    }
+@dataclass(frozen=True, slots=True)
+class OtherFields:
+    """Fields that a protocol of one answer knows besides those of its struct: sampling parameters, and these."""
+
+    without_effect: Collection[str]
+    """They ask nothing of an engine that serves one model."""
+    unserved: Mapping[str, str]
+    """They cannot be served unless they are empty, and why."""
+
+    async def read(self, request: Request, struct: type[T], names: Names, *, strict: bool) -> Parsed[T]:
+        """Return a request's body; `names` are the fields that features read. Raises `InvalidRequest`."""
+        others = {*ONE_ANSWER, *self.without_effect, *self.unserved, *names.read}
+        parsed = await read_request(request, struct, others, strict=strict)
+        for name, missing in self.unserved.items():
+            if parsed.others.get(name):
+                raise InvalidRequest(name, f"{missing}.")
+        return parsed
+
+    def schemas(self, names: Names) -> dict[str, dict[str, Any]]:
+        """Return their JSON schemas."""
+        empty: list[Any] = [[], {}, "", None]
+        return {
+            **bounded_schemas(SamplingParams, sorted(ONE_ANSWER)),
+            **{name: {"description": "Has no effect."} for name in self.without_effect},
+            **{name: {"description": f"{missing}.", "enum": empty} for name, missing in self.unserved.items()},
+            **{name: {"description": "Read by a plugin."} for name in names.read},
+        }
+
+
+def sampling_of(others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are sampling parameters under their own names."""
+    return {name: value for name, value in others.items() if name in ONE_ANSWER}

@@ -25,7 +25,6 @@ from builtin_plugins.routes.conversation.sampling import sampling_params
 from core.api import (
     CompletionOutput,
     InvalidRequest,
-    OutputParser,
     ParsedDelta,
     RequestFailed,
     RequestOutput,
@@ -49,7 +48,7 @@ class Turn:
 
     def begin(self) -> Choice:
         """Return what reads one of the answers."""
-        return Choice(None if self.reader is None else self.reader.begin(self.sampling), self.most_calls)
+        return Choice(self.reader, self.sampling, self.most_calls)
 
 
 class Conversations:
@@ -153,8 +152,9 @@ class Conversations:
 class Choice:
     """One answer, as it is read."""
 
-    def __init__(self, parser: OutputParser | None, most_calls: int | None = None) -> None:
-        self._parser = parser
+    def __init__(self, reader: AnswerReader | None, sampling: SamplingParams, most_calls: int | None = None) -> None:
+        self._reader = reader
+        self._parser = None if reader is None else reader.begin(sampling)
         self._most_calls = most_calls
         self._num_calls = 0
 
@@ -173,11 +173,14 @@ class Choice:
             pieces.append(ReasoningPiece(delta.reasoning))
         if delta.content:
             pieces.append(TextPiece(delta.content))
-        for call in delta.calls:
-            if self._most_calls is None or self._num_calls < self._most_calls:
-                pieces.append(CallBegun(self._num_calls, call.id or "", call.name))
-                pieces.append(ArgumentsPiece(self._num_calls, call.arguments))
-                self._num_calls += 1
+        left = None if self._most_calls is None else max(0, self._most_calls - self._num_calls)
+        calls = delta.calls[:left]
+        for call in calls:
+            pieces.append(CallBegun(self._num_calls, call.id or "", call.name))
+            pieces.append(ArgumentsPiece(self._num_calls, call.arguments))
+            self._num_calls += 1
+        if calls and self._reader is not None:
+            self._reader.note([call.name for call in calls])
         return pieces
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:

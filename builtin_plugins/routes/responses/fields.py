@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import EngineFields, Small
+from builtin_plugins.routes.conversation.fields import EngineFields, OtherFields, Small
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -43,8 +42,23 @@ class Tool(msgspec.Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+
+
+class Allowed(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool that may be called."""
+
+    type: Small
+    name: Small | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Which tools are to be called."""
+
+    type: Small
+    name: Small | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[Allowed] | None = None
 
 
 class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -61,9 +75,9 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
+    name: Small | None = None
     schema: dict[str, Any] | None = None
-    description: str | None = None
+    description: Annotated[str, msgspec.Meta(max_length=16_384)] | None = None
     strict: bool | None = None
 
 
@@ -94,7 +108,7 @@ class InputFields(EngineFields, kw_only=True):
     instructions: str | None = None
     previous_response_id: Small | None = None
     tools: list[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
@@ -121,23 +135,22 @@ class ResponsesFields(InputFields, kw_only=True):
     user: Small | None = None
 
 
-WITHOUT_EFFECT: Final = (
-    "access_programs",
-    "client_metadata",
-    "context_management",
-    "image",
-    "personality",
-    "prompt_cache_options",
-    "prompt_cache_retention",
+OTHERS: Final = OtherFields(
+    without_effect=(
+        "access_programs",
+        "client_metadata",
+        "context_management",
+        "image",
+        "personality",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    ),
+    unserved={
+        "conversation": "is not served; go on from an answer with `previous_response_id`",
+        "moderation": "is not served",
+        "prompt": "is not served: the server keeps no prompts; send the text",
+    },
 )
-"""OpenAI's fields, and Codex's, that ask nothing of an engine that serves one model."""
-
-UNSERVED: Final[Mapping[str, str]] = {
-    "conversation": "is not served; go on from an answer with `previous_response_id`",
-    "moderation": "is not served",
-    "prompt": "is not served: the server keeps no prompts; send the text",
-}
-"""Fields that cannot be served unless they are empty, and why."""
 
 INCLUDABLE: Final = (
     "code_interpreter_call.outputs",

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.routes.conversation.asked import thinks
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.messages import in_turns, unpacked
 from builtin_plugins.routes.responses.fields import InputFields, Item, Part
@@ -24,6 +25,8 @@ _PREFIXES: Final = {
     "reasoning": "rs",
 }
 """Types of items that are read, and how their ids begin."""
+_REFERENCE: Final = "item_reference"
+MOST_REFERENCES: Final = 1000
 _NAMES: Final = {
     "messages": "input",
     "prompt": "input",
@@ -42,11 +45,22 @@ def new_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
-def items_of(given: str | Sequence[Item]) -> list[dict[str, Any]]:
-    """Return the items of an input, each with id, type and what counts for it. Raises `InvalidRequest` by place."""
+def references(given: str | Sequence[Item]) -> frozenset[str]:
+    """Return the ids of items that an input has by reference alone."""
+    return frozenset(item.id or "" for item in given if isinstance(item, Item) and item.type == _REFERENCE)
+
+
+def items_of(given: str | Sequence[Item], kept: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the items of an input, each with id, type and what counts for it. Raises `InvalidRequest` by place.
+
+    `kept` has those that are there by reference.
+    """
     if isinstance(given, str):
         given = [Item(role="user", content=given)]
-    return [_item(item, f"input[{i}]") for i, item in enumerate(given)]
+    return [
+        _referred(item, f"input[{i}].id", kept) if item.type == _REFERENCE else _item(item, f"input[{i}]")
+        for i, item in enumerate(given)
+    ]
 
 
 def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -56,11 +70,9 @@ def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) ->
 
 
 def template_kwargs(fields: InputFields) -> dict[str, Any]:
-    """Return what chat templates are told; families ask under different names whether to think."""
+    """Return what chat templates are told."""
     effort = fields.reasoning.effort if fields.reasoning else None
-    kwargs: dict[str, Any] = {} if effort in (None, "none") else {"reasoning_effort": effort}
-    if effort == "none":
-        kwargs = dict.fromkeys(("enable_thinking", "thinking"), False)
+    kwargs = thinks(False) if effort == "none" else {} if effort is None else {"reasoning_effort": effort}
     return kwargs | fields.chat_template_kwargs
 
 
@@ -85,11 +97,19 @@ def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
     return as_typed(InvalidRequest(field, str(error).removeprefix(f"{error.field}: ")), names)
 
 
+def _referred(item: Item, where: str, kept: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    found = kept.get(item.id or "")
+    if found is None:
+        raise InvalidRequest(where, f"{item.id!r:.100} is no item of a response that is kept here; send the item.")
+    return found
+
+
 def _item(item: Item, where: str) -> dict[str, Any]:
     kind = item.type or "message"
     if kind not in _PREFIXES:
         raise InvalidRequest(
-            f"{where}.type", f"items of type {kind[:80]!r} are not served; there are {', '.join(_PREFIXES)}."
+            f"{where}.type",
+            f"items of type {kind[:80]!r} are not served; there are {', '.join((*_PREFIXES, _REFERENCE))}.",
         )
     found: dict[str, Any] = {"id": item.id or new_id(kind), "type": kind, "status": "completed"}
     match kind:

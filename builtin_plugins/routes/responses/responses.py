@@ -8,32 +8,27 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.body import Parsed, client_of, handed_over, read_request
+from builtin_plugins.routes.body import Parsed, client_of, handed_over
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import Ended
-from builtin_plugins.routes.conversation.fields import ONE_ANSWER, features_of
+from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
 from builtin_plugins.routes.conversation.running import answered, check_model, failure, now
 from builtin_plugins.routes.responses.background import Run, Runs
-from builtin_plugins.routes.responses.fields import (
-    INCLUDABLE,
-    UNSERVED,
-    WITHOUT_EFFECT,
-    InputFields,
-    ResponsesFields,
-    Tool,
-)
+from builtin_plugins.routes.responses.fields import INCLUDABLE, OTHERS, InputFields, ResponsesFields, Tool
 from builtin_plugins.routes.responses.kept import KeptResponses, as_json, said
 from builtin_plugins.routes.responses.reading import (
+    MOST_REFERENCES,
     as_written,
     items_of,
     messages_of,
+    references,
     response_format,
     template_kwargs,
 )
@@ -42,8 +37,6 @@ from builtin_plugins.routes.responses.tools import LEFT_OUT, Toolbox
 from builtin_plugins.routes.responses.writing import ResponseWriter
 from builtin_plugins.routes.streams import EventStream, typed_event, while_connected
 from core.api import InvalidRequest
-
-OTHERS: Final = frozenset((*ONE_ANSWER, *WITHOUT_EFFECT, *UNSERVED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class Responses:
 
     async def create(self, request: Request) -> Any:
         """An answer, whole, streamed or made in the background."""
-        parsed = await self._parsed(request, ResponsesFields)
+        parsed = await OTHERS.read(request, ResponsesFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
         model = check_model(self._engine, fields.model)
         try:
@@ -102,7 +95,7 @@ class Responses:
 
     async def count(self, request: Request) -> Response:
         """How many tokens the input of a request would have."""
-        parsed = await self._parsed(request, InputFields)
+        parsed = await OTHERS.read(request, InputFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
         check_model(self._engine, fields.model)
         try:
@@ -114,15 +107,6 @@ class Responses:
         return as_json({"object": "response.input_tokens", "input_tokens": count}, parsed.headers)
 
     # --- requests
-
-    async def _parsed(self, request: Request, struct: type[Any]) -> Parsed[Any]:
-        parsed: Parsed[Any] = await read_request(
-            request, struct, OTHERS | self._engine.fields.read, strict=self._strict
-        )
-        for name, missing in UNSERVED.items():
-            if parsed.others.get(name):
-                raise InvalidRequest(name, f"{missing}.")
-        return parsed
 
     async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: str, tools: Toolbox) -> _Job:
         fields = parsed.fields
@@ -156,13 +140,16 @@ class Responses:
         """Return what a request asks, in the words that all protocols share, and the items of its input."""
         previous = fields.previous_response_id
         chain = await self._kept.chain(previous, "previous_response_id") if previous else []
-        items, messages = await asyncio.to_thread(_read, fields, chain)
+        referred = references(fields.input)
+        if len(referred) > MOST_REFERENCES:
+            raise InvalidRequest("input", f"refers to {len(referred)} items, at most {MOST_REFERENCES} are looked for.")
+        items, messages = await asyncio.to_thread(_read, fields, chain, await self._store.items(referred))
         asked = Conversation(
             messages=messages,
             tools=tools.functions,
             tool_choice=tools.choice,
             parallel_tool_calls=fields.parallel_tool_calls,
-            sampling={**{name: others[name] for name in ONE_ANSWER & others.keys()}, **response_format(fields)},
+            sampling={**sampling_of(others), **response_format(fields)},
             decided={"truncate_prompt_tokens": -1} if fields.truncation == "auto" else {},
             plugin_args=fields.vllm_xargs,
             template_kwargs=template_kwargs(fields),
@@ -243,9 +230,11 @@ class Responses:
             await self._store.end(job.writer.response)
 
 
-def _read(fields: InputFields, chain: list[Kept]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _read(
+    fields: InputFields, chain: list[Kept], kept: Mapping[str, dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the items of a request, and the messages that they make behind those of earlier ones."""
-    items = items_of(fields.input)
+    items = items_of(fields.input, kept)
     return items, messages_of(fields.instructions, [*said(chain), *items])
 
 
@@ -286,7 +275,7 @@ def _response(fields: ResponsesFields, model: str, turn: Turn) -> dict[str, Any]
         "store": fields.store,
         "temperature": turn.sampling.temperature,
         "text": {"format": {"type": "text"}} | msgspec.to_builtins(fields.text or {}),
-        "tool_choice": fields.tool_choice,
+        "tool_choice": msgspec.to_builtins(fields.tool_choice),
         "tools": [_tool(tool) for tool in fields.tools if tool.type not in LEFT_OUT],
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": turn.sampling.top_p,

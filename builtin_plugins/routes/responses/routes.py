@@ -7,11 +7,10 @@ from typing import Any
 
 from starlette.routing import Route
 
-from builtin_plugins.routes.conversation.fields import other_schemas
 from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
 from builtin_plugins.routes.responses.background import Runs
-from builtin_plugins.routes.responses.fields import UNSERVED, WITHOUT_EFFECT, InputFields, ResponsesFields
+from builtin_plugins.routes.responses.fields import OTHERS, InputFields, ResponsesFields
 from builtin_plugins.routes.responses.kept import KeptResponses
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.store import ResponseStore
@@ -55,6 +54,6 @@ class ResponsesRoutes:
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
-        others = other_schemas(WITHOUT_EFFECT, UNSERVED, self._engine.fields)
+        others = OTHERS.schemas(self._engine.fields)
         structs: dict[str, Any] = {"/v1/responses": ResponsesFields, "/v1/responses/input_tokens": InputFields}
         return {path: body_schema(struct, others, strict=self._strict) for path, struct in structs.items()}

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.routes.conversation.tools import MAX_TOOLS
-from builtin_plugins.routes.responses.fields import Tool
+from builtin_plugins.routes.responses.fields import Tool, ToolChoice
 from core.api import InvalidRequest
 
 LEFT_OUT: Final = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
@@ -41,7 +41,7 @@ class Toolbox:
     """Places of tools that were left out."""
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], choice: Any) -> Toolbox:
+    def of(cls, tools: Sequence[Tool], choice: str | ToolChoice) -> Toolbox:
         """Read tools and the choice among them. Raises `InvalidRequest` for those that cannot be served."""
         functions: list[dict[str, Any]] = []
         known: dict[str, Known] = {}
@@ -55,38 +55,27 @@ class Toolbox:
                 shown = shown_name(meant.name, meant.namespace)
                 known[shown] = meant
                 functions.append({"type": "function", "function": _function(shown, inner)})
-        box = cls(functions, known, None, tuple(ignored))
-        return box.chosen(choice)
+        return cls(functions, known, None, tuple(ignored)).chosen(choice)
 
-    def chosen(self, choice: Any) -> Toolbox:
+    def chosen(self, choice: str | ToolChoice) -> Toolbox:
         """Return the tools as a choice leaves them."""
         if isinstance(choice, str):
             return self._with(choice if self.functions or choice == "required" else None)
-        kind = choice.get("type")
-        if kind in ("function", "custom"):
-            return self._with({"type": "function", "function": {"name": self._shown("tool_choice", choice)}})
-        if kind != "allowed_tools":
-            raise InvalidRequest("tool_choice.type", f"must be function, custom or allowed_tools, not {kind!r:.80}.")
-        allowed, mode = choice.get("tools"), choice.get("mode", "auto")
-        if mode not in ("auto", "required"):
-            raise InvalidRequest("tool_choice.mode", f"must be 'auto' or 'required', not {mode!r:.80}.")
-        if not isinstance(allowed, list) or not all(isinstance(each, Mapping) for each in allowed):
-            raise InvalidRequest("tool_choice.tools", "must be a list of tools.")
-        if len(allowed) > MAX_TOOLS:
-            raise InvalidRequest("tool_choice.tools", f"holds {len(allowed)} tools, at most {MAX_TOOLS} are allowed.")
-        names = {
-            self._shown(f"tool_choice.tools[{i}]", each)
-            for i, each in enumerate(allowed)
-            if each.get("type") not in LEFT_OUT
-        }
+        if choice.type in ("function", "custom"):
+            return self._with({"type": "function", "function": {"name": self._shown("tool_choice", choice.name)}})
+        if choice.type != "allowed_tools":
+            raise InvalidRequest("tool_choice.type", f"must be function, custom or allowed_tools, not {choice.type!r}.")
+        allowed = [each for each in choice.tools or () if each.type not in LEFT_OUT]
+        if not 0 < len(allowed) <= MAX_TOOLS:
+            raise InvalidRequest("tool_choice.tools", f"must name 1 to {MAX_TOOLS} tools that are served here.")
+        names = {self._shown(f"tool_choice.tools[{i}]", each.name) for i, each in enumerate(allowed)}
         functions = [each for each in self.functions if each["function"]["name"] in names]
-        return Toolbox(functions, self.known, mode if functions else None, self.ignored)
+        return Toolbox(functions, self.known, choice.mode or "auto", self.ignored)
 
     def _with(self, choice: Any) -> Toolbox:
         return Toolbox(self.functions, self.known, choice, self.ignored)
 
-    def _shown(self, field: str, wanted: Mapping[str, Any]) -> str:
-        name = wanted.get("name")
+    def _shown(self, field: str, name: str | None) -> str:
         for shown, known in self.known.items():
             if name in (shown, known.name):
                 return shown
