@@ -14,9 +14,10 @@ class RouteGroup(Protocol):
     """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration.
 
     Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server;
-    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`; and `refusal(status, error)`,
-    which returns the body of an error in a form of its own, where the server's, which is OpenAI's, is not its clients':
-    `error` is OpenAI's error object. A stream then ends with it as an event named `error`.
+    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`; `switch`, on the class: the name
+    of the option without which it has no routes; and `refusal(status, error)`, which returns the body of an error in a form
+    of its own, where the server's, which is OpenAI's, is not its clients': `error` is OpenAI's error object. A stream then
+    ends with it as an event named `error`.
     A request's `scope["state"]["server"]` tells a `ServerActivity`, where the server keeps one.
     """
 
