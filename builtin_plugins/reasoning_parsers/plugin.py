@@ -20,6 +20,7 @@ FORMATS = (
     ("holo2", "think:ON_BY_DEFAULT", "thoughts up to </think>, unless switched off: Holo2"),
     ("hunyuan_a13b", "think:HUNYUAN_A13B", "<think>, the answer in <answer>: Hunyuan A13B"),
     ("hy_v3", "think:HY_V3", "thoughts where `reasoning_effort` asks for them: Hy3"),
+    ("hy_v4", "think:HY_V4", "<think> or <think:opensource> unless `reasoning_effort` is `no_think`: Hy4"),
     ("identity", "think:IDENTITY", "all is content"),
     ("inkling", "channels:INKLING_FORMAT", "messages of thoughts: Inkling"),
     ("k2_horizon", "think:K2_HORIZON", "<ifm|think>, by effort: K2 Horizon"),

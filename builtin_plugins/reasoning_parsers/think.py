@@ -2,10 +2,11 @@
 
 Formats: the chat templates of deepseek-ai/DeepSeek-R1, DeepSeek-V3.1 and the encoding published with V3.2 and V4,
 Qwen/Qwen3-8B, zai-org/GLM-4.5 and GLM-4.7, ibm-granite/granite-3.2-8b-instruct and granite-4.2-8b,
-tencent/Hunyuan-A13B-Instruct and Hy3, mistralai/Magistral-Small-2509, allenai/Olmo-3-7B-Think,
+tencent/Hunyuan-A13B-Instruct, Hy3 and Hy4, mistralai/Magistral-Small-2509, allenai/Olmo-3-7B-Think,
 ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, baidu/ERNIE-4.5-21B-A3B-Thinking,
 MiniMaxAI/MiniMax-M2 and MiniMax-M3, moonshotai/Kimi-K2-Thinking, nvidia/NVIDIA-Nemotron-3-Nano, Hcompany/Holo2-8B,
-google/gemma-4, XiaomiMiMo/MiMo-V2-Flash, LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3; for openbmb/MiniCPM5 and poolside's Laguna what llama.cpp and vLLM say of theirs.
+google/gemma-4, XiaomiMiMo/MiMo-V2-Flash, LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3; for Cohere's Command A
+Reasoning, openbmb/MiniCPM5 and MiniCPM-V, Step 5 and poolside's Laguna what llama.cpp and vLLM say of theirs.
 """
 
 from __future__ import annotations
@@ -165,6 +166,14 @@ GRANITE: Final = optional(
 HUNYUAN_A13B: Final = optional("<answer>", answer=("<answer>", "</answer>"), calls=("<tool_calls>",))
 HY_V3: Final = form(
     "reasoning_effort", switches=("reasoning_effort",), on=False, again=True, calls=("<tool_calls>", "<tool_call>")
+)
+HY_V4: Final = form(
+    "reasoning_effort",
+    starts=("<think:opensource>", "<think>"),
+    ends=("</think:opensource>", "</think>"),
+    switches=("reasoning_effort",),
+    again=True,
+    calls=("<tool_calls:opensource>", "<tool_call:opensource>", "<tool_calls>", "<tool_call>"),
 )
 IDENTITY: Final = ReasoningFormat(read_none)
 K2_HORIZON: Final = form(
