@@ -1,8 +1,8 @@
 """Calls whose name, and often whose arguments, stand between tags.
 
 Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 and the encoding published with
-DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct,
-ai-sage/GigaChat3.5 (GCML), ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
+DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct, ai-sage/GigaChat3.5
+(GCML), ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
 MiniMaxAI/MiniMax-M2, rednote-hilab/dots, openbmb/MiniCPM5, zai-org/GLM-4.5 and GLM-4.7, poolside's Laguna (v1),
 inclusionAI/Ling-3, tencent/Hy3 and Hy4, LLM360/K2-Horizon and pfnet/plamo-3.
 """
