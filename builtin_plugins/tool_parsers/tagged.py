@@ -1,8 +1,8 @@
 """Calls whose name, and often whose arguments, stand between tags.
 
 Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 and the encoding published with
-DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct,
-ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
+DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct, ai-sage/GigaChat3.5
+(GCML), ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
 MiniMaxAI/MiniMax-M2, rednote-hilab/dots, openbmb/MiniCPM5, zai-org/GLM-4.5 and GLM-4.7, poolside's Laguna (v1),
 inclusionAI/Ling-3, tencent/Hy3 and Hy4, LLM360/K2-Horizon and pfnet/plamo-3.
 """
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.tool_parsers.json_calls import named
-from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat, typed_arguments
+from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat, read_json, typed_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Tags:
     """Values stand on lines of their own: the line breaks around them are layout."""
     literal: bool = False
     """Values other than texts are written as JSON: that they are where the tool's schema says nothing, too."""
+    exact: bool = False
+    """White space at the end of a value is its own, also where the next argument's begin ends it."""
     objects: bool = False
     """A call may also be one JSON object, its name in it."""
     ids: bool = False
@@ -78,10 +80,13 @@ def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Readin
     while start := (yield from scan.text(*starts)):
         tags = starts[start]
         with scan.attempt():
-            if start not in tags.calls:
+            opened = yield from object_begins(tags, scan)
+            if not opened and start not in tags.calls:
                 yield from (scan.maybe if tags.call[0] in tags.optional else scan.expect)(*tags.calls)
-            yield from all_of(scan, tags.call[1:], tags.optional)
-            if tags.objects and (yield from scan.maybe("{")):
+            if not opened:
+                yield from all_of(scan, tags.call[1:], tags.optional)
+                opened = yield from object_begins(tags, scan)
+            if opened:
                 named(scan, (yield from scan.object("{")))
                 yield from scan.close_call(*tags.end)
                 continue
@@ -91,6 +96,11 @@ def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Readin
             if tags.ids and written.isdecimal():
                 name, call_id = only_tool_for(arguments, request), written
             scan.call(name, arguments, call_id)
+
+
+def object_begins(tags: Tags, scan: Scan) -> Reading:
+    """Skip the first bracket of a call that is one object; say whether it is there."""
+    return bool(tags.objects and (yield from scan.maybe("{")))
 
 
 def all_of(scan: Scan, texts: Iterable[str], optional: Sequence[str] = ()) -> Reading:
@@ -125,7 +135,10 @@ def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Reading
         if found == "{":
             arguments = yield from scan.object("{")
             break
-        key, key_end = yield from up_to(scan, *tags.key_ends)
+        key, key_end = yield from up_to(scan, *tags.key_ends, *tags.value)
+        if key_end in tags.value:
+            scan.recovered(f"the end of an argument's name is missing before {key_end}")
+            scan.unread(key_end)
         key = key.strip().strip("\"'") if tags.quoted else key.strip()
         if tags.type[0] and (yield from scan.maybe(tags.type[0])):
             stated, _ = yield from scan.take(tags.type[1])
@@ -135,7 +148,7 @@ def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Reading
         if key_end.endswith('="true">'):  # the tag says that the value is a text; the schema may know better
             arguments[key] = text
         elif key_end.endswith('="false">'):
-            arguments |= typed_arguments({key: text}, schema)
+            arguments |= typed_arguments({key: unquoted(text)}, schema)
         else:
             arguments |= typed_arguments({key: text}, schema, literal=tags.literal)
     ended = ""
@@ -144,6 +157,15 @@ def read_arguments(tags: Tags, scan: Scan, schema: Mapping[str, Any]) -> Reading
     if not (arguments or found or ended):  # the output ends where arguments may have been to come
         raise Broken
     return arguments
+
+
+def unquoted(text: str) -> str:
+    """Return the text that a value is whose tag says that it is JSON; JSON that is no text stays as it is written."""
+    try:
+        value = read_json(text) if text.strip()[:1] == '"' else text
+    except Broken:
+        return text
+    return value if isinstance(value, str) else text
 
 
 def read_value(tags: Tags, scan: Scan, key_end: str) -> Reading:
@@ -155,7 +177,7 @@ def read_value(tags: Tags, scan: Scan, key_end: str) -> Reading:
     if end != tags.value_end:
         scan.recovered(f"the end of a value is missing before {end}")
         scan.unread(end)
-        text = text.rstrip()
+        text = text if tags.exact and end in tags.keys else text.rstrip()
     return text.removeprefix("\n").removesuffix("\n") if tags.lines else text
 
 
@@ -181,20 +203,24 @@ def call_id_of_kimi(name: str, index: int) -> str:
     return f"functions.{name}:{index}"
 
 
-def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
-    """Return DeepSeek's markup, whose versions differ in the names of its tags; each tag has one special token."""
-    tags = Tags(
-        section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
-        call=(f'<｜DSML｜{invoke} name="',),
+def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> Tags:
+    """Return DeepSeek's markup, whose versions differ in the names of its tags, and others' in the mark in all of them."""
+    return Tags(
+        section=(f"<{mark}{section}>", f"</{mark}{section}>"),
+        call=(f'<{mark}{invoke} name="',),
         named=('">',),
-        key=f'<｜DSML｜{parameter} name="',
+        key=f'<{mark}{parameter} name="',
         key_ends=('" string="true">', '" string="false">', '">'),
-        value_end=f"</｜DSML｜{parameter}>",
-        end=(f"</｜DSML｜{invoke}>",),
+        value_end=f"</{mark}{parameter}>",
+        end=(f"</{mark}{invoke}>",),
+        literal=True,
+        exact=True,
     )
-    return ToolFormat(
-        partial(read, [tags]), markers=("｜DSML｜",), call_ends=ends_of(tags), signs=("｜DSML｜", section)
-    )
+
+
+def deepseek_dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
+    """Return DeepSeek's format; one special token stands in each tag."""
+    return form(dsml(section, invoke, parameter), markers=("｜DSML｜",), signs=("｜DSML｜", section))
 
 
 def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> Tags:
@@ -243,11 +269,11 @@ def pairs(prefix: str = "", suffix: str = "", **given: Any) -> Tags:
 
 def form(*spellings: Tags, **given: Any) -> ToolFormat:
     """Return a format, perhaps with several spellings; which texts are special tokens is the tokenizer's to say."""
-    markers = [text for tags in spellings for text in texts_of(tags) if text[:1] == "<" and text[-1:] == ">"]
+    marks = [text for tags in spellings for text in texts_of(tags) if text[:1] == "<" and text[-1:] == ">"]
     tags = spellings[0]
     signs = tuple(filter(None, (tags.section[0], tags.call[0], tags.key)))
-    stated = {"call_ends": ends_of(*spellings), "signs": signs, **given}
-    return ToolFormat(partial(read, spellings), markers=tuple(dict.fromkeys(markers)), **stated)
+    stated = {"markers": tuple(dict.fromkeys(marks)), "call_ends": ends_of(*spellings), "signs": signs, **given}
+    return ToolFormat(partial(read, spellings), **stated)
 
 
 def texts_of(tags: Tags) -> tuple[str, ...]:
@@ -315,10 +341,22 @@ DEEPSEEK_V3: Final = deepseek(
     end=("```",),
 )
 DEEPSEEK_V31: Final = deepseek(("<｜tool▁sep｜>",), "{name}<｜tool▁sep｜>")
-DEEPSEEK_V32: Final = dsml("function_calls", "invoke", "parameter")
-DEEPSEEK_V4: Final = dsml("tool_calls", "invoke", "parameter")
-DEEPSEEK_V41: Final = dsml(" calls", " invoke", " parameter")
-DOTS: Final = form(invokes("<dots_function_call>", "</dots_function_call>"))
+DEEPSEEK_V32: Final = deepseek_dsml("function_calls", "invoke", "parameter")
+DEEPSEEK_V4: Final = deepseek_dsml("tool_calls", "invoke", "parameter")
+DEEPSEEK_V41: Final = deepseek_dsml(" calls", " invoke", " parameter")
+GIGACHAT35: Final = form(
+    dsml("tool_calls", "invoke", "parameter", "｜GCML｜"),
+    markers=(
+        "<｜GCML｜tool_calls>",
+        "</｜GCML｜tool_calls>",
+        "<｜GCML｜invoke",
+        "</｜GCML｜invoke>",
+        "<｜GCML｜parameter",
+        "</｜GCML｜parameter>",
+    ),
+    signs=("｜GCML｜",),
+)
+DOTS: Final = form(replace(invokes("<dots_function_call>", "</dots_function_call>"), objects=True))
 GLM45: Final = form(pairs())
 HY_V3: Final = form(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))
 HY_V4: Final = form(

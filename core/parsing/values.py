@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import chain
-from math import isfinite
 from typing import Any
 
 from core.parsing.json_text import Broken, read_json, write_json
@@ -22,7 +21,7 @@ _OTHER_NAMES = {
 """What clients write for JSON's types, though no standard has it."""
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
-_CHOICES = ("anyOf", "oneOf")
+_CHOICES = ("anyOf", "oneOf", "allOf")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
 """What models write around arguments that have no such property."""
 
@@ -41,7 +40,7 @@ def fitting_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -
         if inner is None:
             break
         arguments = inner
-    return {name: _fitting(value, known.get(name)) for name, value in arguments.items()}
+    return {name: _fitting(value, _referred(known.get(name), schema)) for name, value in arguments.items()}
 
 
 def _object_in(value: Any) -> Mapping[str, Any] | None:
@@ -85,7 +84,19 @@ def typed_arguments(texts: Mapping[str, str], schema: Mapping[str, Any], *, lite
     """Return arguments with the types that the JSON schema of a tool's parameters states for them."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
-    return {name: typed_value(text, known.get(name), literal=literal) for name, text in texts.items()}
+    return {
+        name: typed_value(text, _referred(known.get(name), schema), literal=literal) for name, text in texts.items()
+    }
+
+
+def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return what an argument's schema refers to in that of all arguments, or else the schema itself."""
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+        return schema
+    found: Any = root
+    for name in schema["$ref"].removeprefix("#/").split("/"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
@@ -97,11 +108,9 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
     if allowed == {"string"} or not (allowed or literal):
         return text
     try:
-        value = read_json(text)
+        value = read_json(text, exact=True)
     except Broken:
         return _spelled(text, allowed)
-    if isinstance(value, float) and not isfinite(value):  # JSON has no number that large
-        return text
     if not allowed or _type_of(value) in allowed or (_type_of(value) == "integer" and "number" in allowed):
         return value
     if allowed & _TYPES_OF_NUMBERS and isinstance(value, float) and value.is_integer():
