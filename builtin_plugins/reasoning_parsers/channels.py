@@ -21,7 +21,7 @@ def kind(thoughts: str, call: str, header: str, hidden: str = "(?!)") -> Kind:
 
 
 HARMONY: Final = Channels(
-    starts=("<|start|>", "<|channel|>"),
+    starts=("<|start|>", "<|channel|>", "commentary<|channel|>", "assistant<|channel|>"),
     heads=("<|message|>",),
     ends=("<|end|>", "<|return|>", "<|call|>"),
     kind=partial(
@@ -43,7 +43,7 @@ INKLING: Final = Channels(
 KIMI_K3: Final = Channels(
     starts=("<|open|>",),
     heads=("<|sep|>",),
-    ends=tuple(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message")),
+    ends=(*(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message")), "<|close|>think"),
     kind=partial(kind, ">think<", "(?<!>response)(?<!>message)<.sep"),
 )
 MUSE: Final = Channels(
@@ -77,7 +77,7 @@ def form(
     def read(scan: Scan, request: ParseRequest) -> Reading:
         yield from read_channels(channels, scan, None, inside(request), inline(request))
 
-    tags = [text for text in channels.markers if text.count("<|") == 1]
+    tags = [text for text in channels.markers if text.startswith("<") and text.count("<|") == 1]
     return ReasoningFormat(
         read, markers=(*tags, *more), ends=(end,), closes=before_end + end, signs=channels.heads + channels.ends[:1]
     )

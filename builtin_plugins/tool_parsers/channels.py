@@ -82,7 +82,7 @@ INKLING_HEADS: Final = (
     "<|content_tool_error|>",
 )
 HARMONY: Final = Channels(
-    starts=("<|start|>", "<|channel|>"),
+    starts=("<|start|>", "<|channel|>", "commentary<|channel|>", "assistant<|channel|>"),
     heads=("<|message|>",),
     ends=("<|end|>", "<|return|>", "<|call|>"),
     kind=harmony_kind,
@@ -243,7 +243,7 @@ def form(
     def read(scan: Scan, request: ParseRequest) -> Reading:
         yield from read_channels(channels, scan, partial(call, request), inline=inline(request))
 
-    tags = [text for text in channels.markers if text.count("<|") == 1]
+    tags = [text for text in channels.markers if text.startswith("<") and text.count("<|") == 1]
     signs = channels.heads + channels.ends[:1]
     return ToolFormat(read, markers=(*tags, *more), call_ends=channels.ends, signs=signs)
 

@@ -18,6 +18,7 @@ FORMATS = (
     ("functiongemma", "pythonic:FUNCTIONGEMMA", "call:name{argument:value} between tags: FunctionGemma"),
     ("gemma4", "pythonic:GEMMA4", "call:name{argument:value} between tags: Gemma 4"),
     ("gigachat3", "json_calls:GIGACHAT3", "JSON behind a function call's header: GigaChat 3"),
+    ("gigachat35", "tagged:GIGACHAT35", "GCML invokes, as DSML: GigaChat 3.5"),
     ("glm45", "tagged:GLM45", "<arg_key> and <arg_value> in <tool_call>: GLM 4.5, 4.6"),
     ("glm47", "tagged:GLM45", "<arg_key> and <arg_value> in <tool_call>: GLM 4.7"),
     ("granite", "json_calls:GRANITE", "a list of JSON behind a tag: Granite 3"),

@@ -1,8 +1,8 @@
 """Calls whose name, and often whose arguments, stand between tags.
 
 Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 and the encoding published with
-DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct,
-ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
+DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct, ai-sage/GigaChat3.5
+(GCML), ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
 MiniMaxAI/MiniMax-M2, rednote-hilab/dots, openbmb/MiniCPM5, zai-org/GLM-4.5 and GLM-4.7, poolside's Laguna (v1),
 inclusionAI/Ling-3, tencent/Hy3 and Hy4, LLM360/K2-Horizon and pfnet/plamo-3.
 """
@@ -203,22 +203,24 @@ def call_id_of_kimi(name: str, index: int) -> str:
     return f"functions.{name}:{index}"
 
 
-def dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
-    """Return DeepSeek's markup, whose versions differ in the names of its tags; each tag has one special token."""
-    tags = Tags(
-        section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
-        call=(f'<｜DSML｜{invoke} name="',),
+def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> Tags:
+    """Return DeepSeek's markup, whose versions differ in the names of its tags, and others' in the mark in all of them."""
+    return Tags(
+        section=(f"<{mark}{section}>", f"</{mark}{section}>"),
+        call=(f'<{mark}{invoke} name="',),
         named=('">',),
-        key=f'<｜DSML｜{parameter} name="',
+        key=f'<{mark}{parameter} name="',
         key_ends=('" string="true">', '" string="false">', '">'),
-        value_end=f"</｜DSML｜{parameter}>",
-        end=(f"</｜DSML｜{invoke}>",),
+        value_end=f"</{mark}{parameter}>",
+        end=(f"</{mark}{invoke}>",),
         literal=True,
         exact=True,
     )
-    return ToolFormat(
-        partial(read, [tags]), markers=("｜DSML｜",), call_ends=ends_of(tags), signs=("｜DSML｜", section)
-    )
+
+
+def deepseek_dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
+    """Return DeepSeek's format; one special token stands in each tag."""
+    return form(dsml(section, invoke, parameter), markers=("｜DSML｜",), signs=("｜DSML｜", section))
 
 
 def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> Tags:
@@ -267,11 +269,11 @@ def pairs(prefix: str = "", suffix: str = "", **given: Any) -> Tags:
 
 def form(*spellings: Tags, **given: Any) -> ToolFormat:
     """Return a format, perhaps with several spellings; which texts are special tokens is the tokenizer's to say."""
-    markers = [text for tags in spellings for text in texts_of(tags) if text[:1] == "<" and text[-1:] == ">"]
+    marks = [text for tags in spellings for text in texts_of(tags) if text[:1] == "<" and text[-1:] == ">"]
     tags = spellings[0]
     signs = tuple(filter(None, (tags.section[0], tags.call[0], tags.key)))
-    stated = {"call_ends": ends_of(*spellings), "signs": signs, **given}
-    return ToolFormat(partial(read, spellings), markers=tuple(dict.fromkeys(markers)), **stated)
+    stated = {"markers": tuple(dict.fromkeys(marks)), "call_ends": ends_of(*spellings), "signs": signs, **given}
+    return ToolFormat(partial(read, spellings), **stated)
 
 
 def texts_of(tags: Tags) -> tuple[str, ...]:
@@ -339,9 +341,21 @@ DEEPSEEK_V3: Final = deepseek(
     end=("```",),
 )
 DEEPSEEK_V31: Final = deepseek(("<｜tool▁sep｜>",), "{name}<｜tool▁sep｜>")
-DEEPSEEK_V32: Final = dsml("function_calls", "invoke", "parameter")
-DEEPSEEK_V4: Final = dsml("tool_calls", "invoke", "parameter")
-DEEPSEEK_V41: Final = dsml(" calls", " invoke", " parameter")
+DEEPSEEK_V32: Final = deepseek_dsml("function_calls", "invoke", "parameter")
+DEEPSEEK_V4: Final = deepseek_dsml("tool_calls", "invoke", "parameter")
+DEEPSEEK_V41: Final = deepseek_dsml(" calls", " invoke", " parameter")
+GIGACHAT35: Final = form(
+    dsml("tool_calls", "invoke", "parameter", "｜GCML｜"),
+    markers=(
+        "<｜GCML｜tool_calls>",
+        "</｜GCML｜tool_calls>",
+        "<｜GCML｜invoke",
+        "</｜GCML｜invoke>",
+        "<｜GCML｜parameter",
+        "</｜GCML｜parameter>",
+    ),
+    signs=("｜GCML｜",),
+)
 DOTS: Final = form(replace(invokes("<dots_function_call>", "</dots_function_call>"), objects=True))
 GLM45: Final = form(pairs())
 HY_V3: Final = form(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))

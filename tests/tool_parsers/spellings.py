@@ -64,15 +64,15 @@ def unopened(text: str) -> str:
     return text.replace("{", "", 1)
 
 
-def dsml(section: str, invoke: str, parameter: str) -> Spelling:
+def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> Spelling:
     def one(name: str, arguments: Arguments) -> str:
         lines = [
-            f'<｜DSML｜{parameter} name="{k}" string="{str(isinstance(v, str)).lower()}">{plain(v)}</｜DSML｜{parameter}>\n'
+            f'<{mark}{parameter} name="{k}" string="{str(isinstance(v, str)).lower()}">{plain(v)}</{mark}{parameter}>\n'
             for k, v in arguments.items()
         ]
-        return f'<｜DSML｜{invoke} name="{name}">\n{"".join(lines)}</｜DSML｜{invoke}>\n'
+        return f'<{mark}{invoke} name="{name}">\n{"".join(lines)}</{mark}{invoke}>\n'
 
-    return Spelling(one, between(f"<｜DSML｜{section}>\n", f"</｜DSML｜{section}>"), unquoted)
+    return Spelling(one, between(f"<{mark}{section}>\n", f"</{mark}{section}>"), unquoted)
 
 
 def pythonic(name: str, arguments: Arguments) -> str:
@@ -185,6 +185,7 @@ SPELLINGS: Mapping[str, Spelling] = {
         gemma('<|"|>', "<|tool_call>", "<tool_call|>"), broken=lambda text: text.replace("call:", "", 1)
     ),
     "gigachat3": Spelling(as_json, each("<|function_call|>", "")),
+    "gigachat35": dsml("tool_calls", "invoke", "parameter", "｜GCML｜"),
     "glm45": GLM,
     "glm47": Spelling(
         tags("<tool_call>{name}{arguments}</tool_call>", "<arg_key>{k}</arg_key>", "<arg_value>{v}</arg_value>"),
