@@ -178,7 +178,8 @@ class ResponseWriter:
         return len(self.response["output"]) - 1
 
     def _item(self) -> dict[str, Any]:
-        assert self._open is not None  # noqa: S101 - arguments follow the call that they belong to
+        if self._open is None:
+            raise RuntimeError("a piece of a response belongs to no item that has begun.")
         return self._open
 
     def _told(self, kind: str, **fields: Any) -> dict[str, Any]:
