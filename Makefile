@@ -11,7 +11,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 MODEL ?=
 PORT ?= 8000
 SERVED = $(or $(MODEL),demo)
-DEMO_FLAGS = $(if $(MODEL),,--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3)
+DEMO_FLAGS = $(if $(MODEL),,--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser think)
 
 VENV := .venv
 BIN := $(VENV)/bin

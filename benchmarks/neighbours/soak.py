@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = (sys.executable, "-P", "-c", "import sys; from core.cli.main import main; sys.exit(main())")
-FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think")
 CACHE = ("--kv-cache-memory-bytes", "128M")
 TARGET = 0.03
 TWENTIETHS = 20

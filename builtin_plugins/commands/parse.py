@@ -167,6 +167,8 @@ def print_json(names: Mapping[str, str | None], whole: ParsedDelta, steps: Seque
     """Print all as one JSON object."""
     found: dict[str, Any] = {FLAGS[kind].removeprefix("--"): name for kind, name in names.items()}
     found["message"] = as_json(whole)
+    if whole.recoveries:
+        found["recoveries"] = whole.recoveries
     if steps:
         found["stream"] = [{"text": text, "delta": as_json(delta)} for text, delta in steps]
     print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -182,3 +184,5 @@ def print_text(names: Mapping[str, str | None], whole: ParsedDelta, steps: Seque
     print(f"{'content':<17} {whole.content!r}")
     for call in whole.calls:
         print(f"{'call':<17} {call.name}({call.arguments}) {call.id}")
+    for what in whole.recoveries:
+        print(f"{'recovered':<17} {what}")

@@ -5,22 +5,8 @@ Format: the `tool_use` template of NousResearch/Hermes-2-Pro-Llama-3-8B, and Qwe
 
 from __future__ import annotations
 
-from core.api import CallText, ParseRequest, Reading, Scan, ToolFormat
+from typing import Final
 
+from builtin_plugins.tool_parsers.json_calls import one_by_one, tags
 
-def read(scan: Scan, request: ParseRequest) -> Reading:
-    """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, text around."""
-    while (yield from scan.text("<tool_call>")):
-        with scan.attempt():
-            call = yield from scan.object()
-            yield from scan.close_call("</tool_call>")
-            scan.call(call.get("name"), call.get("arguments", {}))
-
-
-HERMES = ToolFormat(
-    read,
-    markers=("<tool_call>", "</tool_call>"),
-    call_ends=("</tool_call>",),
-    signs=("<tool_call>",),
-    writes=CallText('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>"),
-)
+HERMES: Final = tags("<tool_call>", end="</tool_call>", writes=one_by_one("<tool_call>\n", "\n</tool_call>"))

@@ -10,7 +10,7 @@ swiss-ai/Apertus-8B-Instruct-2509 and meta-llama/Llama-3.1-8B-Instruct.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -29,53 +29,52 @@ def named(scan: Scan, call: Mapping[str, Any]) -> None:
     scan.call(call.get("name"), {} if arguments is None else arguments)
 
 
-def keyed(scan: Scan, call: Mapping[str, Any]) -> None:
-    """Note a call that is its arguments under its name."""
-    for name, arguments in call.items():
-        scan.call(name, arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Where a family writes its JSON."""
-
-    starts: tuple[str, ...]
-    end: str = ""
-    """Behind the last JSON; without it there is one JSON behind each start."""
-    behind: tuple[str, ...] = ()
-    """What else ends calls, and need not be there."""
-    note: Callable[[Scan, Mapping[str, Any]], None] = named
-
-
-def read(form: Form, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `start JSON end`, or `start JSON JSON end`."""
-    while start := (yield from scan.text(*form.starts)):
+def read(starts: tuple[str, ...], end: str, scan: Scan, request: ParseRequest) -> Reading:
+    """Read `start JSON end`, or `start JSON JSON end`; without an end there is one JSON behind each start."""
+    while start := (yield from scan.text(*starts)):
         with scan.attempt():
-            bracket = start[-1] if start[-1] in "[{" else ""  # `functools[`
-            note_all(scan, (yield from scan.json(bracket)), form.note)
-            while form.end and (bracket := (yield from scan.maybe("{", "["))):
-                note_all(scan, (yield from scan.json(bracket)), form.note)
-            if form.end:
-                yield from scan.close_call(form.end)
-        yield from scan.layout(*form.behind)
+            bracket = start[-1] if start[-1] in "[{" else (yield from scan.expect("{", "["))  # `functools[`
+            while bracket:
+                yield from one_or_list(scan, bracket)
+                bracket = (yield from scan.maybe("{", "[")) if end else None
+            if end:
+                yield from scan.close_call(end)
 
 
-def note_all(scan: Scan, value: Any, note: Callable[[Scan, Mapping[str, Any]], None] = named) -> None:
+def one_or_list(scan: Scan, bracket: str, note: Callable[[Scan, Mapping[str, Any]], None] = named) -> Reading:
+    """Note the call, or the calls of the list, whose first bracket was read; of a broken list those before the break."""
+    if bracket == "{":
+        note(scan, (yield from scan.object(bracket)))
+        return
+    while (yield from scan.maybe("{")):
+        note(scan, (yield from scan.object("{")))
+        scan.keep()
+        yield from scan.maybe(",")
+    yield from scan.maybe("]")
+
+
+def note_all(scan: Scan, value: Any) -> None:
     """Note the call, or the list of calls, that a JSON value is. Raises `Broken` for other values."""
     for call in value if isinstance(value, list) else [value]:
         if not isinstance(call, Mapping):
             raise Broken
-        note(scan, call)
+        named(scan, call)
 
 
 def tags(
-    *starts: str, end: str = "", signs: tuple[str, ...] = (), writes: CallText | None = None, **more: Any
+    *starts: str,
+    end: str = "",
+    behind: tuple[str, ...] = (),
+    signs: tuple[str, ...] = (),
+    writes: CallText | None = None,
 ) -> ToolFormat:
-    """Return the format of JSON between tags that are special tokens where the tokenizer has them."""
-    form = Form(starts, end, **more)
-    markers = tuple(text for text in (*starts, end, *form.behind) if text)
-    ends = tuple(filter(None, (end, *form.behind)))
-    return ToolFormat(partial(read, form), markers=markers, call_ends=ends, signs=(*starts[:1], *signs), writes=writes)
+    """Return the format of JSON between tags that are special tokens where the tokenizer has them.
+
+    `behind`: what else ends calls, and need not be there.
+    """
+    ends = tuple(filter(None, (end, *behind)))
+    signs = (*starts[:1], *signs)
+    return ToolFormat(partial(read, starts, end), markers=(*starts, *ends), call_ends=ends, signs=signs, writes=writes)
 
 
 def one_by_one(start: str, end: str = "", between: str = "\n", key: str = "arguments") -> CallText:
@@ -100,6 +99,25 @@ def bare(scan: Scan, begun: str) -> Reading:
     note_all(scan, value)
 
 
+def read_apertus(scan: Scan, request: ParseRequest) -> Reading:
+    """Read a list of `{name: {...}}` between tags; a call is whole with its arguments, its own brackets may be missing."""
+    while (yield from scan.text("<|tools_prefix|>")):
+        with scan.attempt():
+            yield from scan.maybe("[")
+            while (yield from scan.maybe("{")):
+                while (yield from scan.maybe('"')):
+                    name, _ = yield from scan.take('"')
+                    yield from scan.expect(":")
+                    scan.call(name, (yield from scan.object()))
+                    scan.keep()
+                    yield from scan.maybe(",")
+                yield from scan.maybe("}")
+                scan.keep()
+                yield from scan.maybe(",")
+            yield from scan.maybe("]")
+            yield from scan.close_call("<|tools_suffix|>")
+
+
 def read_llama(scan: Scan, request: ParseRequest) -> Reading:
     """Read `{"name": ..., "parameters": {...}}`, several with `;` between them, each perhaps behind a tag."""
     while start := (yield from scan.text("<|python_tag|>", "{")):
@@ -112,7 +130,7 @@ def read_granite(scan: Scan, request: ParseRequest) -> Reading:
     """Read a list of calls behind a tag, which some versions leave out in front of everything."""
     with scan.attempt():
         yield from bare(scan, (yield from scan.expect("[")))
-    yield from read(Form(("<|tool_call|>", "<tool_call>"), behind=("</tool_call>",)), scan, request)
+    yield from read(("<|tool_call|>", "<tool_call>"), "", scan, request)
 
 
 def read_xlam(scan: Scan, request: ParseRequest) -> Reading:
@@ -127,10 +145,11 @@ def read_xlam(scan: Scan, request: ParseRequest) -> Reading:
                 yield from scan.close_call(ends[start])
 
 
-APERTUS: Final = tags(
-    "<|tools_prefix|>",
-    end="<|tools_suffix|>",
-    note=keyed,
+APERTUS: Final = ToolFormat(
+    read_apertus,
+    markers=("<|tools_prefix|>", "<|tools_suffix|>"),
+    call_ends=("<|tools_suffix|>",),
+    signs=("<|tools_prefix|>",),
     writes=CallText('{"{name}": ', "}", ", ", start="<|tools_prefix|>[", end="]<|tools_suffix|>"),
 )
 ERNIE45: Final = tags(
@@ -141,7 +160,8 @@ ERNIE45: Final = tags(
 )
 GIGACHAT3: Final = replace(
     tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
-    markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
+    markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>", "</s>"),
+    call_ends=("<|message_sep|>", "</s>"),
     signs=("function call", "<|role_sep|>"),
     writes=one_by_one("<|function_call|>"),
 )

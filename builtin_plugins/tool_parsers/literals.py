@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from core.api import Broken
+from core.api import Broken, read_json
 
 WORDS: Final = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 MAX_DEPTH: Final = 100
+_QUOTED: Final = r'"(?:[^"\\]++|\\.)*+"'
+_BARE: Final = r"""|(?P<bare>[^\W\d][^,:{}\[\]"<>|]{0,200}+(?=[,}\]]))"""
+"""Words that should have been between quotes, up to what ends a value; of a bounded length, so that time is linear."""
 _REST: Final = r"""
     |(?P<number>[+-]?(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?+(?![\w.]))
     |(?P<word>[^\W\d][\w.\-]*+)
@@ -19,18 +22,28 @@ PYTHON: Final = re.compile(r"""(?P<text>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+
 _ESCAPE: Final = re.compile(
     r"\\(?:(?P<hex>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|(?P<one>.))", re.DOTALL
 )
+_ARGUMENT: Final = re.compile(
+    r"""\s*+(?P<name>\w++)\s*+=\s*+(?:(?P<text>(?P<quote>["']).*?(?P=quote))|(?P<plain>[^"',()]++))\s*+(?:,(?=\s*+\w++\s*+=)|\Z)""",
+    re.DOTALL,
+)
 _ONE: Final = dict(zip("abfnrtv\\'\"\n", "\a\b\f\n\r\t\v\\'\"", strict=False)) | {"\n": ""}
 
 
 class Literals:
     """Reads one text, token by token."""
 
-    def __init__(self, text: str, grammar: re.Pattern[str], string: Callable[[str], str]) -> None:
-        """`grammar` finds tokens, `string` gives the text that a string token stands for."""
+    def __init__(
+        self, text: str, grammar: re.Pattern[str], string: Callable[[str], str], *, commas: bool = True
+    ) -> None:
+        """`grammar` finds tokens, `string` gives the text that a string token stands for.
+
+        `commas`: they must stand between pairs; else they may be left out, and so may values.
+        """
         self._tokens = [(str(found.lastgroup), found[0]) for found in grammar.finditer(text)]
         self._tokens.append(("end", ""))
         self._at = 0
         self._string = string
+        self._commas = commas
         self._depth = 0
 
     def pairs(self, sign: str, end: str) -> dict[str, Any]:
@@ -40,8 +53,9 @@ class Literals:
             kind, name = self._next()
             if kind not in ("word", "text") or not self._take(sign):
                 raise Broken
-            found[self._string(name) if kind == "text" else name] = self.value()
-            if not self._take(",") and self._tokens[self._at][1] != end:
+            missing = not self._commas and self._tokens[self._at][1] in (",", end)
+            found[self._string(name) if kind == "text" else name] = "" if missing else self.value()
+            if not self._take(",") and self._commas and self._tokens[self._at][1] != end:
                 raise Broken
         return found
 
@@ -55,6 +69,8 @@ class Literals:
                 return _number(text)
             case "word", _ if text in WORDS:
                 return WORDS[text]
+            case "bare", _:
+                return WORDS.get(text.strip(), text.strip())
             case "mark", "[" | "(" | "{":
                 return self._nested(text)
         raise Broken
@@ -68,9 +84,14 @@ class Literals:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Broken
-        value = self.pairs(":", "}") if bracket == "{" else self._items("]" if bracket == "[" else ")")
+        closing = {"{": "}", "[": "]", "(": ")"}[bracket]
+        value = self.pairs(":", "}") if bracket == "{" and not self._is_set() else self._items(closing)
         self._depth -= 1
         return value
+
+    def _is_set(self) -> bool:
+        """Say whether no `:` follows what is first in curly brackets; JSON has no sets, they are lists there."""
+        return self._tokens[self._at][1] != "}" and self._tokens[self._at + 1 : self._at + 2] != [("mark", ":")]
 
     def _items(self, end: str) -> list[Any]:
         found = []
@@ -95,24 +116,58 @@ class Literals:
 def python_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a Python call, from bracket to bracket, all of them by name.
 
-    More than Python allows: names that are its keywords, JSON's words, line breaks in strings.
+    More than Python allows: names that are its keywords, JSON's words, line breaks and unescaped quotes in strings.
     """
-    literals = Literals(text[1:], PYTHON, lambda token: _ESCAPE.sub(_unescaped, token[1:-1]))
-    found = literals.pairs("=", ")")
-    literals.finish()
+    try:
+        literals = Literals(text[1:], PYTHON, _python_text)
+        found = literals.pairs("=", ")")
+        literals.finish()
+    except Broken:
+        return _loosely_quoted(text[1:-1])
     return found
+
+
+def _loosely_quoted(text: str) -> dict[str, Any]:
+    """Return arguments whose strings have quotes in them: one ends where the next argument, or nothing, follows."""
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(text):
+        argument = _ARGUMENT.match(text, at)
+        if argument is None:
+            raise Broken
+        found[argument["name"]] = _python_text(argument["text"]) if argument["text"] else _literal(argument["plain"])
+        at = argument.end()
+    return found
+
+
+def _literal(text: str) -> Any:
+    literals = Literals(text, PYTHON, _python_text)
+    value = literals.value()
+    literals.finish()
+    return value
+
+
+def _python_text(token: str) -> str:
+    return _ESCAPE.sub(_unescaped, token[1:-1])
 
 
 def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
     """Return arguments as `name:value,...` with strings between two of some quote, from bracket to bracket."""
     between = re.escape(quote)
-    grammar = re.compile(rf"(?P<text>{between}(?:(?!{between}).)*+{between})" + _REST, re.DOTALL | re.VERBOSE)
-    literals = Literals(text, grammar, lambda token: token[len(quote) : -len(quote)])
+    texts = rf"(?P<text>{between}(?:(?!{between}).)*+{between}|{_QUOTED}){_BARE}"
+    grammar = re.compile(texts + _REST, re.DOTALL | re.VERBOSE)
+    literals = Literals(text, grammar, lambda token: _unquoted(token, quote), commas=False)
     value = literals.value()
     literals.finish()
     if not isinstance(value, dict):
         raise Broken
     return value
+
+
+def _unquoted(token: str, quote: str) -> str:
+    if token.startswith(quote):
+        return token[len(quote) : -len(quote)]
+    return str(read_json(token))
 
 
 def _number(text: str) -> int | float:

@@ -10,7 +10,7 @@ import secrets
 import string
 from typing import Final
 
-from builtin_plugins.tool_parsers.json_calls import note_all
+from builtin_plugins.tool_parsers.json_calls import one_or_list
 from core.api import ParseRequest, Reading, Scan, ToolFormat
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
@@ -27,7 +27,7 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
         with scan.attempt():
             bracket = yield from scan.maybe("[", "{")
             if bracket:
-                note_all(scan, (yield from scan.json(bracket)))
+                yield from one_or_list(scan, bracket)
             else:
                 name = yield from scan.word()
                 given = (yield from scan.word()) if (yield from scan.maybe("[CALL_ID]")) else None

@@ -6,35 +6,50 @@ allenai/Olmo-3-7B-Instruct, LiquidAI/LFM2-1.2B, google/functiongemma-270m-it and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from builtin_plugins.tool_parsers.json_calls import bare
 from builtin_plugins.tool_parsers.literals import gemma_arguments, python_arguments
-from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat
+from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat, typed_arguments
+
+BARE: Final = "call:"
 
 
-def calls(scan: Scan, end: str) -> Reading:
-    """Note one or more calls, with or without commas between them, up to and over what ends them."""
+def calls(scan: Scan, end: str, known: Collection[str] | None = None) -> Reading:
+    """Note one or more calls, of `known` tools if given, with or without commas between them, up to what ends them."""
     while True:
         name = yield from scan.word()
+        if known is not None and name not in known:
+            raise Broken
         scan.call(name, python_arguments((yield from scan.bracketed())))
         yield from scan.maybe(",")
-        if (yield from scan.maybe(end)) or scan.ended:
+        found = yield from scan.maybe(end, end[0])
+        if found == end[0]:  # perhaps cut off by the end of the output
+            scan.unread(found)
+            yield from scan.close_call(end)
+        if found or scan.ended:
             return
 
 
 def read_lists(tag: str, close: str, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `[f(a=1), g(b=2)]` where a line begins with it, or behind a tag."""
+    """Read `[f(a=1), g(b=2)]` where a line begins with it or behind a tag; elsewhere where the output ends with it.
+
+    There only the request's tools are called.
+    """
+    tools = [tool.get("function", tool).get("name") for tool in request.tools]
     while start := (yield from scan.text("[", tag)):
+        within = start == "[" and not scan.line_begins
         with scan.attempt():
             if start == tag:
                 yield from scan.expect("[")
-            elif not scan.line_begins:
-                raise Broken
-            yield from calls(scan, "]")
+            yield from calls(scan, "]", tools if within else None)
+            if within:
+                yield from scan.maybe("")  # skips white space, and waits for what follows
+                if not scan.ended:
+                    raise Broken
         yield from scan.layout(close)
 
 
@@ -52,15 +67,30 @@ def read_tagged(tag: str, close: str, scan: Scan, request: ParseRequest) -> Read
             yield from scan.close_call(close)
 
 
-def read_gemma(tag: str, close: str, quote: str, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `call:name{argument:value}` between tags."""
-    while (yield from scan.text(tag)):
+def read_gemma(
+    tag: str, close: str, quote: str, scan: Scan, request: ParseRequest, *, literal: bool = False
+) -> Reading:
+    """Read `call:name{argument:value}` between tags, or where a line begins with it; sometimes `<call>` is in front.
+
+    `literal`: numbers and the like may stand between quotes, too.
+    """
+    while start := (yield from scan.text(tag, BARE, "<call>")):
         with scan.attempt():
-            yield from scan.expect("call:")
+            if start == tag:
+                yield from scan.maybe(":")
+                yield from scan.expect(BARE)
+            elif start == BARE and not scan.line_begins:
+                raise Broken
+            if start != tag:
+                scan.recovered(f"{tag} is missing in front of a call")
             name = yield from scan.word()
             arguments = yield from quoted_brackets(scan, quote)
             yield from scan.close_call(close)
-            scan.call(name, gemma_arguments(arguments, quote))
+            values = gemma_arguments(arguments, quote)
+            if literal:
+                texts = {key: value for key, value in values.items() if isinstance(value, str)}
+                values |= typed_arguments(texts, request.parameters(name))
+            scan.call(name, values)
 
 
 def quoted_brackets(scan: Scan, quote: str) -> Reading:
@@ -83,8 +113,14 @@ def form(read: Callable[..., Reading], *texts: str) -> ToolFormat:
     return ToolFormat(partial(read, *texts), markers=texts, call_ends=texts[1:2], signs=texts[:1])
 
 
-FUNCTIONGEMMA: Final = form(read_gemma, "<start_function_call>", "<end_function_call>", "<escape>")
-GEMMA4: Final = form(read_gemma, "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTIONGEMMA: Final = form(
+    partial(read_gemma, literal=True), "<start_function_call>", "<end_function_call>", "<escape>"
+)
+GEMMA4: Final = replace(
+    form(read_gemma, "<|tool_call>", "<tool_call|>", '<|"|>'),
+    markers=("<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>"),
+    call_ends=("<tool_call|>", "<turn|>"),
+)
 LFM2: Final = replace(form(read_tagged, "<|tool_call_start|>", "<|tool_call_end|>"), signs=("<|tool_list_start|>",))
 OLMO3: Final = form(read_tagged, "<function_calls>", "</function_calls>")
 PYTHONIC: Final = form(read_lists, "<|python_start|>", "<|python_end|>")

@@ -29,6 +29,7 @@ from core.contracts.runners import Calls, Pending, Runner, RunnerBatch, Stage, S
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import (
+    CallStats,
     Command,
     HttpStats,
     MetricSink,
@@ -51,6 +52,7 @@ __all__ = [
     "AttentionInputs",
     "AttentionParams",
     "BuildContext",
+    "CallStats",
     "Calls",
     "ChatRenderer",
     "Client",

@@ -14,9 +14,10 @@ class RouteGroup(Protocol):
     """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration.
 
     Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server;
-    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`; and `refusal(status, error)`,
-    which returns the body of an error in a form of its own, where the server's, which is OpenAI's, is not its clients':
-    `error` is OpenAI's error object. A stream then ends with it as an event named `error`.
+    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`; `switch`, on the class: the name
+    of the option without which it has no routes; and `refusal(status, error)`, which returns the body of an error in a form
+    of its own, where the server's, which is OpenAI's, is not its clients': `error` is OpenAI's error object. A stream then
+    ends with it as an event named `error`.
     A request's `scope["state"]["server"]` tells a `ServerActivity`, where the server keeps one.
     """
 
@@ -136,13 +137,22 @@ class HttpStats:
     request_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CallStats:
+    """Calls of tools that an answer brought."""
+
+    known: int = 0
+    unknown: int = 0
+    """Of tools that the request does not have; they are passed on as called."""
+
+
 class MetricSink(Protocol):
     """Takes measurements. Constructed with (config). One that keeps raising is quarantined, not fatal.
 
     `step` comes from the thread that hears the engine, everything else from the event loop's. Optional methods:
-    `tokens(TokenStats)`, `http(HttpStats)`; `ready(config)`, once, with every automatic value decided; and
-    `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what the engine
-    says of itself. Several sinks that expose Prometheus' text share the page; no two may have a metric of one name.
+    `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`, once, with every automatic value
+    decided; and `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what
+    the engine says of itself. Several sinks that expose Prometheus' text share the page; no two may have a metric of one name.
     """
 
     def step(self, stats: StepStats) -> None:

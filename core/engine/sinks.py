@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import HttpStats, MetricSink, RequestStats, StepStats, TokenStats
+from core.contracts import CallStats, HttpStats, MetricSink, RequestStats, StepStats, TokenStats
 from core.engine.followed import ClientRequest
 from core.text.sequence import GrowingSequence
 
@@ -74,6 +74,10 @@ class Sinks:
         """Give the sinks that ask for it the numbers of one HTTP request."""
         self._tell("http", stats)
 
+    def calls(self, stats: CallStats) -> None:
+        """Give the sinks that ask for it the calls of tools that an answer brought."""
+        self._tell("calls", stats)
+
     def _tell(self, name: str, what: Any) -> None:
         for guarded in self.guarded:
             method = getattr(guarded.sink, name, None)
@@ -89,13 +93,8 @@ class Sinks:
         """Yield what `/health` shows of sinks that failed."""
         for guarded in self.guarded:
             if guarded.last_error is not None:
-                yield {
-                    "sink": guarded.name,
-                    "owner": guarded.owner,
-                    "quarantined": guarded.quarantined,
-                    "faults": guarded.faults,
-                    "error": guarded.last_error,
-                }
+                who = {"sink": guarded.name, "owner": guarded.owner, "quarantined": guarded.quarantined}
+                yield {**who, "faults": guarded.faults, "error": guarded.last_error}
 
 
 class Meter:

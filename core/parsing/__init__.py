@@ -7,7 +7,7 @@ from core.parsing.json_text import Broken, read_json
 from core.parsing.output import OutputParser, ParsedDelta
 from core.parsing.scan import Scan
 from core.parsing.suggest import known_formats, suggest
-from core.parsing.values import typed_arguments, typed_value
+from core.parsing.values import schema_types, typed_arguments, typed_value
 
 __all__ = [
     "Broken",
@@ -29,6 +29,7 @@ __all__ = [
     "random_call_id",
     "read_channels",
     "read_json",
+    "schema_types",
     "suggest",
     "typed_arguments",
     "typed_value",

@@ -46,6 +46,11 @@ class Brackets:
                 return at
         return None
 
+    @property
+    def missing(self) -> str:
+        """What would close all that is open; empty inside of a string, which may go on with anything."""
+        return "" if self._quote else "".join(reversed(self._open))
+
     def _string(self, text: str, at: int, stop: int) -> int:
         if self._escaped:
             self._escaped = False

@@ -10,7 +10,8 @@ from core.parsing.formats import Reading
 from core.parsing.json_text import Broken
 from core.parsing.scan import Scan
 
-Kind = Literal["thoughts", "answer", "call"]
+Kind = Literal["thoughts", "answer", "call", "hidden"]
+"""What a message is: `hidden` is one for nobody who reads the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,12 @@ class Channels:
     """Says what a message is for, from its header with what is around it."""
     goes_on: tuple[str, ...] = ()
     """How the output may begin where the prompt has begun a header."""
+    named: tuple[str, ...] = ()
+    """Heads that may stand there behind a name."""
+    stops: tuple[str, ...] = ()
+    """Which of the ends ends the whole output: behind it nothing counts."""
+    apart: str = ""
+    """What stands between two messages of an answer."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -35,46 +42,76 @@ class Channels:
 
 
 def read_channels(
-    channels: Channels, scan: Scan, call: Callable[[Scan, str], Reading] | None, inside: Kind | None = None
+    channels: Channels,
+    scan: Scan,
+    call: Callable[[Scan, str], Reading] | None,
+    inside: Kind | None = None,
+    inline: tuple[str, ...] = (),
 ) -> Reading:
     """Show thoughts as reasoning and answers as content; `call` reads the text of a call, whose header it is given.
 
-    Without `call`, calls are content as they are written, for the tool parser to read. `inside`: the prompt has begun
-    such a message.
+    It returns what ended the call, if that may end all. Without `call`, calls are content as they are written, for the
+    tool parser to read. `inside`: the prompt has begun such a message. `inline`: headers with their heads that begin
+    one without a start.
     """
+    starts = (*channels.starts, *inline)
+    first, end = inside is None, None
     if inside is not None:
-        yield from _text(channels, scan, inside)
-    first = True
+        end = yield from _text(channels, scan, inside, starts)
+    begins = [text for text in starts if text == starts[0] or text in (*channels.heads, *inline)]
+    answered, bare = inside == "answer", False
     while True:
         kind: Kind | None = None
         start = None
         if not first:
-            while (yield from scan.layout(*channels.ends)):
-                pass
-            start = yield from scan.text(*channels.starts)
+            if end in channels.stops:
+                yield from scan.skip()
+                return
+            ends = channels.ends if bare or scan.fresh else ()
+            start = yield from scan.text(*starts, *ends, begins=begins)
             if start is None:
                 return
+            if start in channels.ends:  # written twice, or of an answer that was not begun
+                scan.drop()
+                end, bare = start, False
+                continue
+        end, bare = None, False
         with scan.attempt():
             if first:
-                start = yield from scan.expect(*channels.goes_on)
-            header, head = ("", start) if start in channels.heads else (yield from scan.take(*channels.heads))
-            kind = channels.kind(f"{start}{header}{head}")
+                start = yield from scan.maybe(*channels.goes_on)
+                if start is None and channels.named:
+                    yield from scan.word()
+                    start = yield from scan.maybe(*channels.named)
+                bare = start is None
+                if bare:
+                    raise Broken
+            header, head = "", start
+            if start not in channels.heads and start not in inline:
+                header, head = yield from scan.take(*channels.heads, *channels.ends, channels.starts[0])
+                if head not in channels.heads:  # the header is broken, and what follows is not part of it
+                    raise Broken
+            header = f"{start}{header}{head}" if start != head else f"{start}"
+            kind = channels.kind(header)
             if kind == "call":
                 if call is None:
                     raise Broken
-                yield from call(scan, f"{start}{header}{head}")
+                end = yield from call(scan, header)
             else:
                 scan.drop()
-        if kind in ("thoughts", "answer"):
-            yield from _text(channels, scan, kind)
+        if kind == "answer" and answered:
+            scan.apart(channels.apart)
+        if kind is not None and kind != "call":
+            end = yield from _text(channels, scan, kind, starts)
+        answered = answered or kind == "answer"
         first = False
 
 
-def _text(channels: Channels, scan: Scan, kind: Kind) -> Reading:
-    """Show the text of a message."""
-    show = scan.reasoning if kind == "thoughts" else scan.text
-    end = yield from show(*channels.ends, *channels.starts)
-    if end in channels.starts:
+def _text(channels: Channels, scan: Scan, kind: Kind, starts: tuple[str, ...]) -> Reading:
+    """Show the text of a message; return what ended it, None where the next one begins or the output ends."""
+    show = {"thoughts": scan.reasoning, "answer": scan.content, "hidden": scan.skip}[kind]
+    end = yield from show(*channels.ends, *starts)
+    if end in starts:
         scan.unread(end)
-    else:
-        scan.drop()
+        return None
+    scan.drop()
+    return end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 Ranges = tuple[tuple[int, int], ...]
@@ -34,7 +36,23 @@ class Call(msgspec.Struct, frozen=True):
     """Where the model itself gives its calls ids."""
 
 
-Event = Text | Reasoning | Call
+class Recovery(msgspec.Struct, frozen=True):
+    """How something was read that is not as its format has it. Clients do not see it."""
+
+    what: str
+
+
+Event = Text | Reasoning | Call | Recovery
+
+
+def joined(pieces: Iterable[tuple[str, Ranges]]) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text that pieces are, one behind the other, and where in it special tokens are spelled."""
+    texts, specials, at = [], [], 0
+    for text, found in pieces:
+        texts.append(text)
+        specials += [(at + start, at + end) for start, end in found]
+        at += len(text)
+    return "".join(texts), specials
 
 
 def without_specials(event: Text | Reasoning) -> str:

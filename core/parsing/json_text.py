@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from math import isfinite
+from typing import Any, Final, NoReturn
+
+_BACKSLASH: Final = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 
 
 class Broken(Exception):
     """What was read is not what the format says."""
 
 
-def read_json(text: str) -> Any:
-    """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none."""
+def read_json(text: str, *, exact: bool = False) -> Any:
+    """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none.
+
+    What is no number of JSON's (`NaN`, `1e999`) is its own name, or if `exact` breaks it. A backslash that escapes nothing
+    stands for itself, as models write patterns and paths.
+    """
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return json.loads(
+            text, strict=False, parse_constant=_refuse if exact else str, parse_float=_exact if exact else _finite
+        )
+    except RecursionError as error:
         raise Broken from error
+    except ValueError as error:
+        escaped = _BACKSLASH.sub(lambda found: found[0] if found[1] else "\\\\", text)
+        if escaped == text:
+            raise Broken from error
+        return read_json(escaped, exact=exact)
+
+
+def _finite(text: str) -> float | str:
+    value = float(text)
+    return value if isfinite(value) else text
+
+
+def _exact(text: str) -> float:
+    value = float(text)
+    return value if isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(text)
 
 
 def write_json(value: Any) -> str:
@@ -24,7 +53,3 @@ def write_json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Broken from error
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from core.parsing.events import Call, Event, Ranges, Reasoning, Text, without_specials
+from core.parsing.events import Call, Event, Ranges, Reasoning, Recovery, Text, without_specials
 from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
 from core.parsing.json_text import Broken
 from core.parsing.scan import Scan
@@ -19,6 +19,8 @@ class ParsedDelta(msgspec.Struct):
     content: str = ""
     calls: list[Call] = []
     """Whole calls, each with an id."""
+    recoveries: list[str] = []
+    """How what is not as the formats have it was read all the same."""
 
 
 class _Stage:
@@ -85,7 +87,12 @@ class OutputParser:
     def whole(self, text: str, specials: Sequence[tuple[int, int]] = ()) -> ParsedDelta:
         """Return what a whole output says."""
         first, last = self.feed(text, specials), self.finish()
-        return ParsedDelta(first.reasoning + last.reasoning, first.content + last.content, first.calls + last.calls)
+        return ParsedDelta(
+            first.reasoning + last.reasoning,
+            first.content + last.content,
+            first.calls + last.calls,
+            first.recoveries + last.recoveries,
+        )
 
     def _through(self, events: Sequence[Event], first: int) -> list[Event]:
         """Pass content on through the stages from the given one; the rest stays what it is."""
@@ -100,7 +107,8 @@ class OutputParser:
     def _delta(self, events: Sequence[Event]) -> ParsedDelta:
         reasoning = "".join(self._shown(events, Reasoning))
         content = "".join(self._shown(events, Text))
-        return ParsedDelta(reasoning, content, [self._named(e) for e in events if isinstance(e, Call)])
+        calls = [self._named(event) for event in events if isinstance(event, Call)]
+        return ParsedDelta(reasoning, content, calls, [event.what for event in events if isinstance(event, Recovery)])
 
     def _shown(self, events: Sequence[Event], kind: type[Text] | type[Reasoning]) -> Iterator[str]:
         for event in events:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from core.parsing.brackets import Brackets
-from core.parsing.events import Call, Event, Ranges, Reasoning, Text
+from core.parsing.events import Call, Event, Ranges, Reasoning, Text, joined
 from core.parsing.json_text import Broken, read_json, write_json
 from core.parsing.markers import markers
 from core.parsing.shown import Kind, Shown
@@ -62,6 +62,10 @@ class Scan:
         """What was read since the attempt began, the marker in front of it included; special tokens in each piece."""
         self._calls: list[Call] | None = None
         """Of the attempt under way; None outside of one."""
+        self._kept = False
+        """Some calls of that attempt count whatever becomes of it."""
+        self._recovered: list[str] = []
+        """How what that attempt read was not as the format has it."""
         self._shown = Shown()
 
     # --- for the runtime ---------------------------------------------------------------------------------
@@ -104,27 +108,42 @@ class Scan:
         return self._closed and self._at == len(self._text)
 
     @property
+    def fresh(self) -> bool:
+        """Say whether no text was shown since the start, or since a call, thoughts or layout."""
+        return self._shown.fresh
+
+    @property
     def line_begins(self) -> bool:
         """Say whether only white space stands in its line in front of the marker that `text` found."""
         return self._shown.line_begins
 
-    def text(self, *ends: str) -> Waits:
+    def text(self, *ends: str, begins: Sequence[str] = ()) -> Waits:
         """Show text as content up to the first of some markers; return the marker, or None at the end of the output.
 
         The marker belongs to the attempt that follows: if that breaks, it is text as well. Without one it is layout.
         Of a format that states what ends calls it may come twice, and with nothing between it and an end it is layout.
+        `begins`: those of the markers with which another call may begin in a broken one; all, where none are given.
         """
-        self._starts = ends
+        self._starts = tuple(begins) or ends
+        more = [end for end in self._ends if end not in ends]
+        while more and (yield from self.layout(*more)):
+            self.recovered("an end written twice, or of nothing")
         while True:
             found = yield from self._show(ends, Text)
             if found is None or not self._ends or len(found) == 1:  # a bracket may well come twice
                 return found
-            behind = found
+            behind = yield from self._follows((*self._ends, found))
             while behind == found:
+                self.recovered("a begin written twice")
                 behind = yield from self._follows((*self._ends, found))
             if behind is None:
                 return found
+            self.recovered("a begin and an end with nothing between them")
             self.drop()
+
+    def content(self, *ends: str) -> Waits:
+        """Show text as content up to the first of some markers; return the marker, or None at the end."""
+        return (yield from self._show(ends, Text))
 
     def reasoning(self, *ends: str) -> Waits:
         """Show text as reasoning up to the first of some markers; return the marker, or None at the end."""
@@ -184,6 +203,10 @@ class Scan:
     def say(self, text: str) -> None:
         """Show as content what the prompt has of the answer."""
         self._shown.say(text, Text)
+
+    def apart(self, text: str) -> None:
+        """Let content that comes stand apart by a text from that before it."""
+        self._shown.apart(text)
 
     def skip(self, *ends: str) -> Waits:
         """Leave out everything up to the first of some markers; return the marker, or None at the end."""
@@ -268,11 +291,13 @@ class Scan:
         soft = [text for text in (*self._ends, *self._starts, *before) if text not in texts]
         found = yield from self.maybe(*texts, *soft)
         if found in soft:
+            self.recovered(f"the end of a call is missing before {found}")
             self.unread(found)
         elif found is None:
             rest = self._text[self._at :]
             if not self._closed or not any(text.startswith(rest) for text in (*texts, *soft)):
                 raise Broken
+            self.recovered(f"the end of a call is {'cut off' if rest else 'missing'} where the output ends")
             self._read(len(self._text))
         return found or ""
 
@@ -291,22 +316,30 @@ class Scan:
         return value
 
     def bracketed(self, begun: str = "", *, json: bool = False) -> Waits:
-        """Return the text from an opening bracket to the one that closes it, brackets inside strings left out."""
+        """Return the text from an opening bracket to the one that closes it, brackets inside strings left out.
+
+        Of JSON the last brackets may be missing where what ends a call follows: its author thought it whole.
+        """
         yield from self._skip_space()
         brackets, parts = Brackets(json=json), [begun]
         brackets.end(begun, 0, len(begun))
         while True:
             special = self._specials_in(self._at, len(self._text))
-            stop = special[0][0] if special else len(self._text)
+            stop, end, broken = special[0][0] if special else len(self._text), None, bool(special)
             try:
                 end = brackets.end(self._text, self._at, stop)
             except ValueError as error:
-                self._read(int(error.args[0]))
-                raise Broken from error
+                stop, broken = int(error.args[0]), True
             parts.append(self._read(stop if end is None else end))
             if end is not None:
                 return "".join(parts)
-            if special or self._closed:  # a special token is in no string
+            if json and broken and brackets.missing and self._ends:
+                found = yield from self._follows(self._ends)
+                if found is not None:
+                    self.unread(found)
+                    self.recovered(f"{brackets.missing} is missing before {found}")
+                    return "".join(parts) + brackets.missing
+            if broken or self._closed:
                 raise Broken
             yield
 
@@ -316,19 +349,36 @@ class Scan:
 
         So it is if no call was made.
         """
-        self._calls = []
+        self._calls, self._recovered, self._kept = [], [], False
+        whole = True
         try:
             yield
         except Broken:
-            self._calls = []
+            self._calls, self._recovered, whole = [], [], False
         finally:
             calls, self._calls = self._calls, None
-        if calls:
+        if calls or (whole and self._kept):
             self._raw = []
-            self._shown.call(calls)
+            self._shown.recovered(self._recovered)
+            if calls:
+                self._shown.call(calls)
         else:
             self._put_back()
             self._settle()
+
+    def keep(self) -> None:
+        """Let what this attempt has read so far count, if there were calls: what breaks behind it takes none along."""
+        if self._calls or self._kept:
+            self._shown.recovered(self._recovered)
+            self._shown.call(self._calls or [])
+            self._calls, self._recovered, self._raw, self._kept = [], [], [], True
+
+    def recovered(self, what: str) -> None:
+        """Tell how something was read that is not as the format has it; in an attempt, if that comes to a call."""
+        if self._calls is None:
+            self._shown.recovered([what])
+        else:
+            self._recovered.append(what)
 
     def call(self, name: Any, arguments: Any, call_id: str | None = None) -> None:
         """Note one tool call; `arguments` is an object, or its JSON text. Raises `Broken` for what is none.
@@ -342,7 +392,10 @@ class Scan:
         if not isinstance(arguments, dict):
             raise Broken
         if self._parameters is not None:
-            arguments = fitting_arguments(arguments, self._parameters(name.strip()))
+            fitting = fitting_arguments(arguments, self._parameters(name.strip()))
+            if fitting != arguments:
+                self.recovered("arguments fitted to the tool's schema")
+            arguments = fitting
         found = Call(name.strip(), write_json(arguments), call_id)
         if self._calls is not None:
             self._calls.append(found)
@@ -378,8 +431,9 @@ class Scan:
     def _is_marker(self, marker: str, at: int) -> bool:
         """Say whether the special tokens in a marker were written as such, and it is no part of another."""
         if self._specials:
-            around = bisect_left(self._specials, (at + 1,))
-            if around and at + len(marker) < self._specials[around - 1][1]:
+            before = bisect_left(self._specials, (at + 1,))
+            start, end = self._specials[before - 1] if before else (at, at)
+            if start < at < end or at + len(marker) < end:
                 return False
         if marker not in self._tokens:
             self._tokens[marker] = tuple(marker.index(token) for token in self._by_id if token in marker)
@@ -413,20 +467,17 @@ class Scan:
         begun, *more = self._raw
         num_chars = sum(len(text) for text, _ in more)
         if num_chars > self._at:  # some of it came with earlier text
-            specials, have = [], 0
-            for text, found in more:
-                specials += [(have + start, have + end) for start, end in found]
-                have += len(text)
-            left, shift = self._at, num_chars - self._at
-            specials += [(start + shift, end + shift) for start, end in self._specials_in(left, len(self._text))]
-            self._text = "".join([*(text for text, _ in more), self._text[left:]])
-            self._specials, self._at = specials, num_chars
+            at = self._at
+            left = tuple((start - at, end - at) for start, end in self._specials_in(at, len(self._text)))
+            self._text, self._specials = joined([*more, (self._text[at:], left)])
+            self._at = num_chars
         start, stop = self._at - num_chars, self._at
         again = self._start_in(start, stop)
         num_reread = self._num_reread + stop - again
         if again == stop or num_reread > MOST_REREAD * (self._num_read - self._num_reread):
             return
         self._num_reread = num_reread
+        self._shown.recovered(["a broken call in front of another"])
         self._at = start
         self._raw = [begun]
         self._read(again)

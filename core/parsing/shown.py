@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.parsing.events import Call, Event, Reasoning, Text
+from core.parsing.events import Call, Event, Reasoning, Recovery, Text
 
 Kind = type[Text] | type[Reasoning]
 
@@ -58,9 +58,18 @@ class Shown:
         self._events += calls
         self.layout()
 
+    def recovered(self, what: Sequence[str]) -> None:
+        """Tell how what is not as its format has it was read."""
+        self._events += map(Recovery, what)
+
     def layout(self) -> None:
         """White space behind what ends here is layout, and so is that before it unless more text comes."""
         self.fresh = self.behind = True
+
+    def apart(self, text: str) -> None:
+        """Content that comes stands apart from what was shown before, by the white space there or else by a text."""
+        if not any(self._space[Text]):
+            self._space[Text].append(text)
 
     def end(self) -> None:
         """The output is complete: show the white space it ends with."""

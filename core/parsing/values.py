@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import chain
-from math import isfinite
 from typing import Any
 
-from core.parsing.json_text import Broken, read_json
+from core.parsing.json_text import Broken, read_json, write_json
 
 _TYPES_OF_NUMBERS = {"integer", "number"}
-_OTHER_NAMES = {"float": "number", "double": "number", "int": "integer", "bool": "boolean", "str": "string"}
+_OTHER_NAMES = {
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    "bool": "boolean",
+    **dict.fromkeys(("list", "tuple"), "array"),
+    **dict.fromkeys(("dict", "map"), "object"),
+}
 """What clients write for JSON's types, though no standard has it."""
-_CHOICES = ("anyOf", "oneOf")
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
+_CHOICES = ("anyOf", "oneOf", "allOf")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
 """What models write around arguments that have no such property."""
 
@@ -31,7 +40,7 @@ def fitting_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -
         if inner is None:
             break
         arguments = inner
-    return {name: _fitting(value, known.get(name)) for name, value in arguments.items()}
+    return {name: _fitting(value, _referred(known.get(name), schema)) for name, value in arguments.items()}
 
 
 def _object_in(value: Any) -> Mapping[str, Any] | None:
@@ -44,10 +53,15 @@ def _object_in(value: Any) -> Mapping[str, Any] | None:
 
 
 def _fitting(value: Any, schema: Any) -> Any:
-    """Return a value in which texts, where the schema allows none, are what it does allow; as they are if they can't."""
+    """Return a value in which texts, where the schema allows none, are what it does allow; as they are if they can't.
+
+    Where it allows nothing but texts, other values are their JSON.
+    """
+    allowed = schema_types(schema)
     if isinstance(value, str):
-        allowed = _types(schema)
         value = typed_value(value, schema) if allowed and "string" not in allowed else value
+    elif allowed == {"string"} and value is not None:
+        return write_json(value)
     if isinstance(value, Mapping):
         known = _stated(schema, "properties")
         return {name: _fitting(inner, known.get(name)) for name, inner in value.items()}
@@ -70,7 +84,19 @@ def typed_arguments(texts: Mapping[str, str], schema: Mapping[str, Any], *, lite
     """Return arguments with the types that the JSON schema of a tool's parameters states for them."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
-    return {name: typed_value(text, known.get(name), literal=literal) for name, text in texts.items()}
+    return {
+        name: typed_value(text, _referred(known.get(name), schema), literal=literal) for name, text in texts.items()
+    }
+
+
+def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return what an argument's schema refers to in that of all arguments, or else the schema itself."""
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+        return schema
+    found: Any = root
+    for name in schema["$ref"].removeprefix("#/").split("/"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
@@ -78,33 +104,39 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
 
     Where the schema says nothing, what reads as JSON other than a string is that, if `literal`; all else is text.
     """
-    allowed = _types(schema)
+    allowed = schema_types(schema)
     if allowed == {"string"} or not (allowed or literal):
         return text
     try:
-        value = read_json(text)
+        value = read_json(text, exact=True)
     except Broken:
         return _spelled(text, allowed)
-    if isinstance(value, float) and not isfinite(value):  # JSON has no number that large
-        return text
     if not allowed or _type_of(value) in allowed or (_type_of(value) == "integer" and "number" in allowed):
         return value
     if allowed & _TYPES_OF_NUMBERS and isinstance(value, float) and value.is_integer():
         return int(value)
-    return text
+    return _spelled(text, allowed)
 
 
 def _spelled(text: str, allowed: set[str]) -> Any:
-    """Return what no JSON says: Python's words for true, false and nothing, where the schema has them."""
+    """Return what JSON says otherwise: words for true, false and nothing, numbers that begin with 0 or +, escapes twice."""
     word = text.strip().lower()
-    if word in ("true", "false") and "boolean" in allowed:
-        return word == "true"
+    if word in _BOOLEANS and "boolean" in allowed:
+        return _BOOLEANS[word]
     if word in ("none", "null") and "null" in allowed:
         return None
+    if allowed & _TYPES_OF_NUMBERS and _INTEGER.fullmatch(word):
+        return int(word)
+    if '\\"' in text and not {"array", "object"}.isdisjoint(allowed):
+        try:
+            value = read_json(read_json(f'"{text}"'))
+        except Broken:
+            return text
+        return value if _type_of(value) in allowed else text
     return text
 
 
-def _types(schema: Any) -> set[str]:
+def schema_types(schema: Any) -> set[str]:
     """Return the JSON types a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping):
         return set()
@@ -115,7 +147,7 @@ def _types(schema: Any) -> set[str]:
         return {_OTHER_NAMES.get(name, name) for name in stated if isinstance(name, str)}
     for choice in _CHOICES:
         if isinstance(schema.get(choice), (list, tuple)):
-            return set().union(*map(_types, schema[choice]))
+            return set().union(*map(schema_types, schema[choice]))
     if isinstance(schema.get("enum"), (list, tuple)):
         return {_type_of(value) for value in schema["enum"]}
     return set()

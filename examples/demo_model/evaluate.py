@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.reasoning_parsers.think import QWEN3
+from builtin_plugins.reasoning_parsers.think import THINK
 from builtin_plugins.tool_parsers.hermes import HERMES
 from core import LLM, SamplingParams
 from core.api import OutputParser, ParseRequest
@@ -70,7 +70,7 @@ def answers(llm: LLM, items: Iterable[Item], progress: bool = False) -> list[str
 def as_seen(item: Item, text: str) -> str:
     """Return the answer that a client's reasoning, content and tool calls stand for."""
     request = ParseRequest(item.tools, options(item)["chat_template_kwargs"] or {})
-    seen = OutputParser(request, tools=HERMES if item.tools else None, reasoning=QWEN3).whole(text)
+    seen = OutputParser(request, tools=HERMES if item.tools else None, reasoning=THINK).whole(text)
     calls = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in seen.calls]
     return completion(replace(item, answer=seen.content, reasoning=seen.reasoning, calls=calls))
 

@@ -25,7 +25,7 @@ KEY: Final = "the-key-of-the-corpus"
 PATIENCE_S: Final = 600.0
 """Longest wait for what has to come; on a machine busy with others everything does, late."""
 FLAGS: Final = ["--served-model-name", "demo", "--port", "0", "--dtype", "float32", "--num-threads", "1"]
-PARSERS: Final = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
+PARSERS: Final = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think"]
 COMMAND: Final = "import sys; from core.cli.main import main; sys.exit(main())"
 HEALTHY: Final = {
     "messages": [{"role": "user", "content": "What is prefix caching?"}],

@@ -109,8 +109,8 @@ class TestCommands:
         assert "unknown command 'confg'; did you mean 'config'?" in capsys.readouterr().err
 
     def test_help_of_an_unknown_command_is_an_error(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["run-batch", "--help"]) == 2
-        assert "unknown command 'run-batch'; available: bench" in capsys.readouterr().err
+        assert main(["transcribe", "--help"]) == 2
+        assert "unknown command 'transcribe'; available: bench" in capsys.readouterr().err
 
     def test_overview_lists_own_and_plugins_commands(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([loud, "--help"]) == 0

@@ -43,6 +43,14 @@ def test_without_parsers_all_is_content(parse) -> None:
     assert "content           '<think>x'" in parse("<think>x")[1]
 
 
+def test_what_was_recovered_is_told(parse) -> None:
+    loose = '<tool_call><tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>'
+    told = json.loads(parse(loose, "--tool-call-parser", "hermes", "--json")[1])["recoveries"]
+    assert told == ["a begin written twice", "} is missing before </tool_call>"]
+    assert "recovered         a begin written twice" in parse(loose, "--tool-call-parser", "hermes")[1]
+    assert "recover" not in parse(TEXT, "--tool-call-parser", "hermes")[1]
+
+
 def test_tools_give_arguments_their_types(parse, tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
     (tmp_path / "tools.json").write_text(json.dumps(tools))
@@ -54,7 +62,7 @@ def test_tools_give_arguments_their_types(parse, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "tool_parser", "reasoning_parser"),
     [
-        ("<tool_call>\n{{ call }}\n</tool_call>{% if enable_thinking %}<think></think>", "hermes", "qwen3"),
+        ("<tool_call>\n{{ call }}\n</tool_call>{% if enable_thinking %}<think></think>", "hermes", "think"),
         ("[gMASK]<tool_call>{{ n }}<arg_key><arg_value>{% if enable_thinking %}</think>", "glm45", "glm45"),
         ("<tool_call>\n<function={{ n }}>\n<parameter={{ k }}>", "qwen3_coder", "none"),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json", "deepseek_v3", "none"),

@@ -130,7 +130,8 @@ def test_files_that_cannot_be_are_named_before_a_model_is_loaded(tmp_path: Path)
         pass
     with pytest.raises(ConfigError, match=r"--output-file .* cannot be written"), written(str(tmp_path / "no" / "out")):
         pass
-    assert main(["run-batch", "-i", str(here), "-o", str(here)]) != 0
+    assert main(["run-batch", "-i", str(here), "-o", f"{tmp_path}/../{tmp_path.name}/requests.jsonl"]) != 0
+    assert here.read_bytes() == line("a")
 
 
 class Handler(BaseHTTPRequestHandler):

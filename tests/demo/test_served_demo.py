@@ -13,7 +13,7 @@ from served import served
 
 pytest.importorskip("xgrammar")
 FLAGS = ("--num-threads", "1", "--max-model-len", "1024", "--disable-uvicorn-access-log")
-PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think")
 WEATHER: Any = {
     "type": "function",
     "function": {

@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.parsing import Broken, Call, OutputParser, ParseRequest, Reading, Scan, ToolFormat, typed_value
+from core.parsing import (
+    Broken,
+    Call,
+    OutputParser,
+    ParseRequest,
+    Reading,
+    Scan,
+    ToolFormat,
+    typed_arguments,
+    typed_value,
+)
 from core.testing.parsing import Parsed, Reader
 
 PARTS = st.sampled_from(["<a>", "</a>", "<ab>", "<", "a", ">", "x", " ", "\n", '{"k": 1}', "{", '"', "[1]", "é🙂"])
@@ -77,6 +87,15 @@ def test_values_get_the_types_of_the_schema() -> None:
     ]
     for text, schema, value in cases:
         assert typed_value(text, schema) == value, text
+
+
+def test_arguments_get_the_types_that_their_schemas_refer_to() -> None:
+    schema = {
+        "properties": {"place": {"$ref": "#/$defs/Place"}, "n": {"$ref": "#/$defs/N"}, "lost": {"$ref": "#/$defs/x"}},
+        "$defs": {"Place": {"type": "object"}, "N": {"type": "integer"}},
+    }
+    texts = {"place": '{"city": "Oslo"}', "n": "3", "lost": "4"}
+    assert typed_arguments(texts, schema, literal=False) == {"place": {"city": "Oslo"}, "n": 3, "lost": "4"}
 
 
 def names(scan: Scan, request: ParseRequest) -> Reading:

@@ -366,6 +366,18 @@ def test_a_client_that_leaves_ends_all_it_asked_and_few_were_under_way() -> None
     assert (engine.num_waiting, engine.most_waiting) == (0, AT_ONCE)
 
 
+def test_nothing_of_a_client_that_has_left_stays_in_the_engine(api: Api) -> None:
+    async def leave() -> None:
+        asked = asyncio.ensure_future(api.ask("/v1/embeddings", input=TEXTS * 100))
+        while not api.engine.open_ids():
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert api.engine.open_ids() == []
+
+
 def test_one_bad_input_ends_the_others() -> None:
     async def ask() -> tuple[Slow, Any]:
         engine = Slow()

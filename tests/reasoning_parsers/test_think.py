@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builtin_plugins.reasoning_parsers.think import DEEPSEEK_R1, QWEN3
+from builtin_plugins.reasoning_parsers.think import DEEPSEEK_R1, QWEN3, THINK
 from builtin_plugins.tool_parsers.hermes import HERMES
 from core.api import ParseRequest, ReasoningFormat
 from core.testing.parsing import Parsed, Reader
@@ -22,11 +22,12 @@ CLOSED = ParseRequest(prompt_end="<|im_start|>assistant\n<think>\n\n</think>\n\n
         (DEEPSEEK_R1, ON, "hm</think>Yes.", "hm", "Yes."),
         (DEEPSEEK_R1, ON, "hm, and no end", "hm, and no end", ""),
         (DEEPSEEK_R1, ON, "hm</thi", "hm</thi", ""),
-        (DEEPSEEK_R1, ON, "a</think>b</think>c", "a", "b</think>c"),
+        (DEEPSEEK_R1, ON, "a</think>b</think>c", "a", "bc"),
         (DEEPSEEK_R1, ON, "", "", ""),
         (DEEPSEEK_R1, CLOSED, "Yes.", "", "Yes."),
         (QWEN3, ON, "<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
-        (QWEN3, ON, "Yes.", "", "Yes."),
+        (QWEN3, ON, "Yes.", "Yes.", ""),
+        (THINK, ON, "Yes.", "", "Yes."),
         (QWEN3, ON, "<think>größer 漢字 🙂", "größer 漢字 🙂", ""),
         (QWEN3, OPENED, "hm</think>Yes.", "hm", "Yes."),
         (QWEN3, CLOSED, "Yes, <think> it is.", "", "Yes, <think> it is."),
@@ -38,7 +39,13 @@ def test_thoughts(given: ReasoningFormat, request_: ParseRequest, text: str, rea
     assert found == Parsed(content=content, reasoning=reasoning)
 
 
-def test_a_call_in_thoughts_is_none() -> None:
+def test_a_call_in_thoughts_that_end_is_none() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     found = Reader(tools=HERMES, reasoning=QWEN3).check(f"<think>I could {call}</think>{call}")
     assert found == Parsed(calls=(("f", {}),), reasoning=f"I could {call}")
+
+
+def test_thoughts_that_do_not_end_end_at_a_call() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    found = Reader(tools=HERMES, reasoning=QWEN3).check(f"<think>I look.\n{call}")
+    assert found == Parsed(calls=(("f", {}),), reasoning="I look.")

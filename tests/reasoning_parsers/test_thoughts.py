@@ -19,8 +19,11 @@ THINK = ("<think>", "</think>")
 HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")
 MUSE = ("to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>")
 TAGS: dict[str, tuple[str, str]] = {
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "cohere_command4": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "gemma4": ("<|channel>thought\n", "<channel|>"),
     "granite": ("Here is my thought process:", "Here is my response:"),
+    "hy_v4": ("<think:opensource>", "</think:opensource>"),
     "inkling": ("<|content_thinking|>", "<|end_message|><|message_model|><|content_text|>"),
     "k2_horizon": ("<ifm|think>", "</ifm|think>"),
     "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
@@ -28,11 +31,12 @@ TAGS: dict[str, tuple[str, str]] = {
     "mistral": ("[THINK]", "[/THINK]"),
     "muse": MUSE,
     "muse_glimmer": MUSE,
+    "musespark1x": MUSE,
     "openai_gptoss": HARMONY,
     "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
-CHANNELS = {"inkling", "kimi_k3", "muse", "muse_glimmer", "openai_gptoss"}
+CHANNELS = {"inkling", "kimi_k3", "muse", "muse_glimmer", "musespark1x", "openai_gptoss"}
 NONE = {"identity", "minimax_m2_append_think"}
 ON: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"thinking": True},
@@ -47,19 +51,28 @@ BEGUN = [
     "deepseek_v4",
     "deepseek_v41",
     "ernie45",
+    "glm45",
+    "glm47",
     "granite_thinking_parser",
     "holo2",
     "hy_v3",
+    "hy_v4",
     "k2_horizon",
     "kimi_k2",
+    "kimi_k3",
+    "ling3",
+    "mimo",
+    "minicpmv",
     "minimax_m2",
     "nemotron_v3",
     "olmo3",
     "plamo3",
     "poolside_v1",
+    "qwen3",
     "seed_oss",
     "step3",
     "step3p5",
+    "step5",
 ]
 """Families whose output begins with thoughts, with a start tag or without."""
 AGAIN = [
@@ -69,10 +82,13 @@ AGAIN = [
     "glm45",
     "glm47",
     "hy_v3",
+    "hy_v4",
     "kimi_k2",
     "ling3",
     "minimax_m2",
     "minimax_m3",
+    "mistral",
+    "plamo3",
 ]
 THOUGHTS = sorted(set(REASONING) - NONE)
 
@@ -164,10 +180,10 @@ def test_thoughts_may_come_again(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(THOUGHTS) - set(AGAIN) - CHANNELS - {"granite"}))
-def test_elsewhere_a_tag_in_the_answer_is_text(name: str, count: int) -> None:
+def test_elsewhere_a_start_in_the_answer_is_text_and_an_end_is_not_shown(name: str, count: int) -> None:
     start, end = tags(name)
-    text = f"{start}a{end}The tag {start} ends with {end}."
-    assert reader(name).check(text, count=count) == Parsed(reasoning="a", content=f"The tag {start} ends with {end}.")
+    found = reader(name).check(f"{start}a{end}The tag {start} is there.{end} It ends.", count=count)
+    assert found == Parsed(reasoning="a", content=f"The tag {start} is there. It ends.")
 
 
 OPTIONAL = sorted(set(THOUGHTS) - set(BEGUN) - CHANNELS)
@@ -194,11 +210,11 @@ def test_a_lone_end_is_never_shown(name: str, count: int) -> None:
     end = tags(name)[1]
     assert reader(name).check(f"One{end}two.", count=count) == Parsed(content="Onetwo.")
     assert reader(name).check(f"One{end}", count=count) == Parsed(content="One")
-    off = reader(name, enable_thinking=False) if name not in {"mistral", "minimax_m3"} else reader(name)
-    assert off.check(f"One.{end}\nTwo.", count=count) == Parsed(content="One.Two.")
+    off = reader(name, enable_thinking=False)
+    assert off.check(f"One.{end}\nTwo.", count=count) == Parsed(content="One.\nTwo.")
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma4", "glm45"])
+@pytest.mark.parametrize("name", ["mistral", "gemma4", "minimax_m3"])
 def test_thoughts_may_come_behind_text(name: str, count: int) -> None:
     """After vLLM's tests of its parsers for Mistral and Gemma 4."""
     start, end = tags(name)
@@ -286,7 +302,7 @@ COMMENTARY = (
             "muse_glimmer",
             ' to=self<|message|>a<|eom|><|start|>assistant to=f<|message|><atem:invoke name="f">'
             '<atem:parameter name="a">1</atem:parameter></atem:invoke><|eot|>',
-            Parsed("", (("f", {"a": "1"}),), "a"),
+            Parsed("", (("f", {"a": 1}),), "a"),
         ),
     ],
 )

@@ -71,7 +71,6 @@ from core.api import InvalidRequest
         ),
         ({"vllm_xargs": {"a": 10**30}}, "vllm_xargs[...]", ""),
         ({"guided_json": {}}, "guided_json", "`structured_outputs` with `json`"),
-        ({"use_beam_search": True}, "use_beam_search", "not served"),
         ({"logits_processors": ["os.system"]}, "logits_processors", "no code"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "streamed"),
     ],

@@ -103,7 +103,7 @@ def test_nothing_is_read_for_whom_has_left(served, loop):
 
     async def leave() -> None:
         reading, go = served.engine._reading, threading.Event()
-        others = [asyncio.create_task(reading.aside(go.wait)) for _ in range(NUM_THREADS)]
+        others = [asyncio.create_task(reading.aside(lambda stopped: go.wait())) for _ in range(NUM_THREADS)]
         gone = asyncio.Event()
         body = json.dumps({"prompt": "x" * 100_000, "truncate_prompt_tokens": 10}).encode()
         tasks = []

@@ -110,7 +110,7 @@ def test_pages_that_were_written_are_told_from_those_that_were_not():
 
 
 def test_an_engine_names_weights_cache_rows_and_index():
-    with LLM("demo:", num_gpu_blocks_override=256, max_model_len=256, max_num_seqs=4, num_threads=1) as llm:
+    with LLM("demo:", num_gpu_blocks_override=256, max_model_len=256, max_num_seqs=4, disable_log_stats=False) as llm:
         llm.generate("Hello", use_tqdm=False)
         (told, *_) = llm.core.call("memory.owners")
     owners = msgspec.json.decode(told)["owners"]

@@ -10,7 +10,7 @@ import pytest
 from builtin_plugins.routes.anthropic.fields import CountFields
 from builtin_plugins.routes.anthropic.reading import messages_of
 
-ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
 ADD = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 THINK = {"type": "enabled", "budget_tokens": 1024}

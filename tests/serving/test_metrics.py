@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from builtin_plugins.metric_sinks.prometheus.catalogue import METRICS
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
-from core.api import ConfigError, HttpStats, RequestStats, StepStats, TokenStats
+from core.api import CallStats, ConfigError, HttpStats, RequestStats, StepStats, TokenStats
 from core.config import EngineConfig
 from core.config.sections import CacheConfig
 
@@ -59,9 +59,17 @@ server_restarts counter
 sink_faults counter sink
 step_time_seconds histogram
 time_to_first_token_seconds histogram
+tool_calls counter tool
 """
 OURS = {"http_request_duration_seconds", "http_requests", "ready", "requests_open", "restarts", "sink_faults"}
-OURS |= {"step_time_seconds", "memory_bytes", "memory_limit_bytes", "process_memory_bytes", "server_restarts"}
+OURS |= {
+    "tool_calls",
+    "step_time_seconds",
+    "memory_bytes",
+    "memory_limit_bytes",
+    "process_memory_bytes",
+    "server_restarts",
+}
 HEALTH = {"status": "ready", "open_requests": 3, "restarts": 2, "sinks": [{"sink": "s", "faults": 4}]}
 HEALTH["memory"] = {"owners": {"acme_cache": (5, 10)}, "engine": []}
 HEALTH["server_restarts"] = 1
@@ -103,6 +111,7 @@ def exercised(**options):
     sink.tokens(TokenStats(5, 7, 4, [0.2], [0.01, 0.02]))
     sink.request(RequestStats("stop", 7, 5, 1.0, 0.2, 0.1, longest_output=5, cached_tokens=4, n=1, max_tokens=16))
     sink.http(HttpStats("/v1/models", "GET", 200, 0.001))
+    sink.calls(CallStats(known=2, unknown=1))
     return sink
 
 
@@ -130,6 +139,8 @@ def test_counters_and_histograms_are_spelt_as_prometheus_spells_them():
         'vllm:iteration_tokens_total_bucket{engine="0",le="16.0",model_name="default"} 1.0',
         'vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="default"} 1.0',
         'vllm:inter_token_latency_seconds_count{engine="0",model_name="default"} 2.0',
+        'vllm:tool_calls_total{engine="0",model_name="default",tool="known"} 2.0',
+        'vllm:tool_calls_total{engine="0",model_name="default",tool="unknown"} 1.0',
         'vllm:restarts_total{engine="0",model_name="default"} 2.0',
         'vllm:server_restarts_total{engine="0",model_name="default"} 1.0',
         'vllm:sink_faults_total{engine="0",model_name="default",sink="s"} 4.0',

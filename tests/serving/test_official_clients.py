@@ -16,7 +16,7 @@ CALL = '<think>It wants the weather.</think>Wait.\n<tool_call>{"name": "weather"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
 TOOL: Any = {"name": "weather", "input_schema": SCHEMA}
-FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from builtin_plugins.routes.responses.reading import items_of, messages_of
 from builtin_plugins.routes.responses.store import Kept, ResponseStore
 from core.api import ConfigError
 
-ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 

@@ -12,10 +12,11 @@ from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.formats import Formats, suggested_flags
 from builtin_plugins.routes.conversation.tools import forced_form
 from builtin_plugins.tool_parsers.hermes import HERMES
-from core.api import ConfigError, InvalidRequest
+from core.api import CallStats, ConfigError, InvalidRequest
+from core.engine.sinks import Guarded
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -52,6 +53,25 @@ def test_reasoning_content_and_calls_are_told_apart(make_api, read_events, strea
 def test_an_answer_of_calls_alone_has_no_content(make_api):
     choice = make_api(**ON).chat(CALL, tools=[TOOL]).json()["choices"][0]
     assert choice["message"]["content"] is None
+
+
+class Calls:
+    """A metric sink that keeps what it hears of calls."""
+
+    def __init__(self) -> None:
+        self.heard: list[CallStats] = []
+
+    def calls(self, stats: CallStats) -> None:
+        self.heard.append(stats)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_unknown_tools_are_passed_on_and_counted(make_api, stream):
+    api, sink = make_api(**ON), Calls()
+    api.engine.sinks.guarded.append(Guarded("calls", "a test", sink))
+    reply = api.chat(CALL + CALL.replace("add", "subtract"), tools=[TOOL], stream=stream)
+    assert "subtract" in reply.text
+    assert sum(stats.known for stats in sink.heard) == sum(stats.unknown for stats in sink.heard) == 1
 
 
 def test_one_call_where_the_client_wants_no_more(make_api):
@@ -184,7 +204,7 @@ def test_the_refusal_of_auto_names_the_flags_that_the_chat_template_suggests(mak
     api = make_api()
     template = "{% for tool in tools %}{{ tool }}{% endfor %} <tool_call> {{ '<think>' }} enable_thinking </think>"
     assert suggested_flags(template, api.engine.registry) == (
-        "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3"
+        "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser think"
     )
     assert suggested_flags("{{ messages }} <tool_call>", api.engine.registry) == ""
     api.engine.tokenizer.chat_template = template

@@ -59,15 +59,20 @@ def unquoted(text: str) -> str:
     return text.replace('">', '"', 1)
 
 
-def dsml(section: str, invoke: str, parameter: str) -> Spelling:
+def unopened(text: str) -> str:
+    """A call whose arguments do not begin."""
+    return text.replace("{", "", 1)
+
+
+def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> Spelling:
     def one(name: str, arguments: Arguments) -> str:
         lines = [
-            f'<｜DSML｜{parameter} name="{k}" string="{str(isinstance(v, str)).lower()}">{plain(v)}</｜DSML｜{parameter}>\n'
+            f'<{mark}{parameter} name="{k}" string="{str(isinstance(v, str)).lower()}">{plain(v)}</{mark}{parameter}>\n'
             for k, v in arguments.items()
         ]
-        return f'<｜DSML｜{invoke} name="{name}">\n{"".join(lines)}</｜DSML｜{invoke}>\n'
+        return f'<{mark}{invoke} name="{name}">\n{"".join(lines)}</{mark}{invoke}>\n'
 
-    return Spelling(one, between(f"<｜DSML｜{section}>\n", f"</｜DSML｜{section}>"), unquoted)
+    return Spelling(one, between(f"<{mark}{section}>\n", f"</{mark}{section}>"), unquoted)
 
 
 def pythonic(name: str, arguments: Arguments) -> str:
@@ -88,7 +93,7 @@ def gemma(quote: str, start: str, end: str) -> Callable[[str, Arguments], str]:
 GLM = Spelling(
     tags("<tool_call>{name}\n{arguments}</tool_call>", "<arg_key>{k}</arg_key>\n", "<arg_value>{v}</arg_value>\n"),
     "\n".join,
-    lambda text: text.replace("</arg_key>", "", 1),
+    lambda text: text.replace("<arg_value>", "", 1),
 )
 QWEN_CODER = Spelling(
     tags(
@@ -104,13 +109,17 @@ HERMES = Spelling(lambda name, args: f"<tool_call>\n{as_json(name, args)}\n</too
 MUSE = Spelling(
     tags(
         "<|start|>assistant to={name}<|message|><atem:function_calls>\n"
-        '<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n</atem:function_calls><|eot|>',
+        '<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n</atem:function_calls><|eom|>',
         '<atem:parameter name="{k}">',
         "{v}</atem:parameter>\n",
     ),
     broken=unquoted,
 )
 LLAMA = Spelling(lambda name, args: as_json(name, args, "parameters"), "; ".join)
+COHERE = Spelling(
+    lambda name, args: dumps({"tool_call_id": "0", "tool_name": name, "parameters": args}),
+    between("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>", ",\n    "),
+)
 LIST_OF_JSON = Spelling(as_json, between("<tool_calls>[\n", "\n]</tool_calls>", ",\n"))
 
 
@@ -145,17 +154,19 @@ SPELLINGS: Mapping[str, Spelling] = {
     "apertus": Spelling(
         lambda name, args: dumps({name: args}), between("<|tools_prefix|>[", "]<|tools_suffix|>", ", ")
     ),
+    "cohere_command3": COHERE,
+    "cohere_command4": COHERE,
     "deepseek_v3": Spelling(
         lambda name, args: (
             f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(args)}\n```<｜tool▁call▁end｜>"
         ),
         between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n"),
-        lambda text: text.replace("}\n```<", "\n```<", 1),
+        unopened,
     ),
     "deepseek_v31": Spelling(
         lambda name, args: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>",
         between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-        lambda text: text.replace("}<", "<", 1),
+        unopened,
     ),
     "deepseek_v32": dsml("function_calls", "invoke", "parameter"),
     "deepseek_v4": dsml("tool_calls", "invoke", "parameter"),
@@ -174,6 +185,7 @@ SPELLINGS: Mapping[str, Spelling] = {
         gemma('<|"|>', "<|tool_call>", "<tool_call|>"), broken=lambda text: text.replace("call:", "", 1)
     ),
     "gigachat3": Spelling(as_json, each("<|function_call|>", "")),
+    "gigachat35": dsml("tool_calls", "invoke", "parameter", "｜GCML｜"),
     "glm45": GLM,
     "glm47": Spelling(
         tags("<tool_call>{name}{arguments}</tool_call>", "<arg_key>{k}</arg_key>", "<arg_value>{v}</arg_value>"),
@@ -193,6 +205,7 @@ SPELLINGS: Mapping[str, Spelling] = {
         between("<tool_calls>\n", "</tool_calls>"),
         GLM.broken,
     ),
+    "hy_v4": Spelling(GLM.one, between("<tool_calls>\n", "</tool_calls>", "\n"), GLM.broken),
     "inkling": Spelling(
         lambda name, args: (
             f"<|message_model|>{name}<|content_invoke_tool_json|>{as_json(name, args, 'args')}<|end_message|>"
@@ -209,14 +222,14 @@ SPELLINGS: Mapping[str, Spelling] = {
             "<ifm|arg_value>{v}</ifm|arg_value>",
         ),
         between("<ifm|tool_calls>", "</ifm|tool_calls>"),
-        lambda text: text.replace("</ifm|arg_key>", "", 1),
+        lambda text: text.replace("<ifm|arg_value>", "", 1),
     ),
     "kimi_k2": Spelling(
         lambda name, args: (
             f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{dumps(args)}<|tool_call_end|>"
         ),
         between("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-        lambda text: text.replace("}<", "<", 1),
+        unopened,
     ),
     "kimi_k3": Spelling(
         kimi_k3,
@@ -229,7 +242,15 @@ SPELLINGS: Mapping[str, Spelling] = {
     "llama4_json": LLAMA,
     "llama4_pythonic": Spelling(pythonic, between("<|python_start|>[", "]<|python_end|>", ", "), PYTHONIC.broken),
     "longcat": Spelling(as_json, each("<longcat_tool_call>", "</longcat_tool_call>")),
-    "mimo": QWEN_CODER,
+    "mimo": Spelling(
+        tags(
+            "<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
+            "<parameter={k}>",
+            "{v}</parameter>\n",
+        ),
+        "\n".join,
+        QWEN_CODER.broken,
+    ),
     "minicpm5": Spelling(
         tags('<function name="{name}">{arguments}</function>', '<param name="{k}">', "{v}</param>"),
         broken=unquoted,
@@ -249,6 +270,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     "olmo3": Spelling(pythonic, between("<function_calls>", "</function_calls>", "\n"), PYTHONIC.broken),
     "muse": MUSE,
     "muse_glimmer": MUSE,
+    "musespark1x": MUSE,
     "openai": Spelling(
         lambda name, args: (
             f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumps(args)}"
@@ -263,11 +285,12 @@ SPELLINGS: Mapping[str, Spelling] = {
             f"<|plamo:msg|>{dumps(args)}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
         ),
         between("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
-        lambda text: text.replace("}<", "<", 1),
+        unopened,
     ),
     "poolside_v1": GLM,
     "pythonic": PYTHONIC,
     "qwen3_coder": QWEN_CODER,
+    "qwen3_json": HERMES,
     "qwen3_xml": QWEN_CODER,
     "seed_oss": Spelling(
         tags("<function={name}>\n{arguments}</function>\n", "<parameter={k}>", "{v}</parameter>\n"),
@@ -285,5 +308,6 @@ SPELLINGS: Mapping[str, Spelling] = {
         unquoted,
     ),
     "step3p5": QWEN_CODER,
+    "step5": QWEN_CODER,
     "xlam": Spelling(as_json, between("[", "]", ", ")),
 }

@@ -22,6 +22,8 @@ TYPED = ParseRequest(
     ]
 )
 F = ("f", {"a": 1})
+TEXT = ("f", {"a": "1"})
+"""The same where the schema has a text."""
 G = ("g", {})
 F_JSON = '{"name": "f", "arguments": {"a": 1}}'
 NS = "]<]minimax[>["
@@ -41,9 +43,9 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("granite", "[1, 2] are numbers", "[1, 2] are numbers", []),
     ("granite-20b-fc", f"<function_call> {F_JSON}\n<function_call> {F_JSON}", "", [F, F]),
     # llama: behind a tag, several, wrapped, and other objects are text
-    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [F]),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [TEXT]),
     ("llama3_json", f"{F_JSON}; {F_JSON}", "", [F, F]),
-    ("llama3_json", '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}', "", [F]),
+    ("llama3_json", '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}', "", [TEXT]),
     ("llama3_json", 'The file says {"name": "x", "version": 1}.', 'The file says {"name": "x", "version": 1}.', []),
     ("llama4_json", "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
     # mistral: both generations of tokenizers
@@ -57,7 +59,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("jamba", "<tool_calls>[]</tool_calls>", "<tool_calls>[]</tool_calls>", []),
     ("minimax", f"<tool_calls>\n{F_JSON}\n{F_JSON}\n</tool_calls>", "", [F, F]),
     ("gigachat3", f"Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n{F_JSON}", "Hm.", [F]),
-    ("phi4_mini_json", 'functools[{"name": "f", "parameters": {"a": 1}}]', "", [F]),
+    ("phi4_mini_json", 'functools[{"name": "f", "parameters": {"a": 1}}]', "", [TEXT]),
     ("phi4_mini_json", "from functools import cache", "from functools import cache", []),
     ("apertus", '<|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|>', "", [F, G]),
     # xlam: four styles

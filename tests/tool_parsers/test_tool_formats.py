@@ -38,7 +38,7 @@ WEATHER = ("get_weather", {"city": "Oslo"})
             '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>',
             [WEATHER],
         ),
-        (f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}</tool_call>{CALL}', None, [WEATHER]),
+        (f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}</tool_call>{CALL}', "", [("f", {"a": 1}), WEATHER]),
         (
             '<tool_call>{"name": "no_such_tool", "arguments": {"x": true}}</tool_call>',
             "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ class RunBatch:
     def run(self, context: Any) -> int:
         """Answer every line; what fails is told in its line of the results, and counted."""
         args, config, registry = context.args, context.config, context.registry
-        if args.input_file == args.output_file:
+        if os.path.realpath(args.input_file) == os.path.realpath(args.output_file):
             raise ConfigError(f"--output-file {args.output_file} is the input file; give another.")
         with opened(args.input_file) as requests, written(args.output_file, args.output_tmp_dir) as results:
             from core import AsyncLLM  # lazy: torch is slow to import, and the files have been looked at without it

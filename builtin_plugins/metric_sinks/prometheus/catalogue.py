@@ -100,6 +100,13 @@ HTTP: Final = (
     _seconds("http_request_duration_seconds", "HTTP request to the end of its answer.", SHORT_S),
 )  # fmt: skip
 """What each HTTP request tells."""
+KNOWN: Final = ("known", "unknown")
+CALLS: Final = (
+    MetricSpec(
+        "tool_calls", "counter", "Tool calls in answers, by whether the request has the tool.", labels=("tool",)
+    ),
+)
+"""What each answer that calls tools tells."""
 STATE: Final = (
     MetricSpec("cache_config_info", "gauge", "Always 1; the labels are the settings of the KV cache."),
     MetricSpec("ready", "gauge", "1 while requests are computed, else 0."),
@@ -115,4 +122,4 @@ MEMORY: Final = (
     MetricSpec("process_memory_bytes", "gauge", "Resident memory of a process.", labels=("process",)),
 )
 """Where memory is, asked when somebody looks."""
-METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *STATE, *MEMORY)
+METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *MEMORY)

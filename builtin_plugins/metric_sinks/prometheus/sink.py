@@ -8,10 +8,10 @@ from typing import Any, Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
-from builtin_plugins.metric_sinks.prometheus.catalogue import FEATURES, FINISH_REASONS, MEMORY, METRICS, SOURCES
+from builtin_plugins.metric_sinks.prometheus.catalogue import FEATURES, FINISH_REASONS, KNOWN, MEMORY, METRICS, SOURCES
 from builtin_plugins.metric_sinks.prometheus.instruments import Family
 from builtin_plugins.metric_sinks.prometheus.memory import processes
-from core.api import ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
+from core.api import CallStats, ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
 
 FEATURE_NAMES: Final = frozenset(spec.name for spec in FEATURES)
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -39,8 +39,11 @@ class PrometheusSink:
         self._prompt, self._by_source = numbers["prompt_tokens"], numbers["prompt_tokens_by_source"]
         self._cached, self._generated = numbers["prompt_tokens_cached"], numbers["generation_tokens"]
         self._success, self._http = numbers["request_success"], numbers["http_requests"]
+        self._calls = numbers["tool_calls"]
         for reason in FINISH_REASONS:
             self._success.set(0.0, reason)
+        for known in KNOWN:
+            self._calls.set(0.0, known)
         for source in SOURCES:
             self._by_source.set(0.0, source)
         self._observe = {name: family.histogram.observe for name, family in families.items() if family.spec.buckets}
@@ -122,6 +125,11 @@ class PrometheusSink:
         status = str(stats.status) if stats.status in STATUSES else "other"
         self._http.add(1.0, stats.path or "other", method, status)
         self._observe["http_request_duration_seconds"](stats.duration_s)
+
+    def calls(self, stats: CallStats) -> None:
+        """Count the tool calls that an answer brought."""
+        for known, count in zip(KNOWN, (stats.known, stats.unknown), strict=True):
+            self._calls.add(count, known)
 
     def expose(self, health: Mapping[str, Any]) -> tuple[bytes, str]:
         """Return the text Prometheus scrapes, and its content type."""

@@ -31,6 +31,8 @@ class Conversation:
     """Default: true, unless the final message is continued."""
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    beams: float | None = None
+    """Search for the likeliest answers, dividing by this power of their length."""
     stream: bool = False
     priority: int = 0
     cache_salt: str = ""

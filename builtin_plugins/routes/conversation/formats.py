@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.tools import check_tools, forced_form, forced_format
 from core.api import (
+    CallStats,
     ConfigError,
     InvalidRequest,
     OutputParser,
@@ -38,6 +39,8 @@ class Formats:
     """Flags to read tool calls with, where the server has none and the chat template tells."""
     special: Mapping[str, int] = field(default_factory=dict)
     """The tokenizer's special tokens by text."""
+    count: Callable[[CallStats], None] = lambda stats: None
+    """Takes the numbers of the calls in answers."""
 
     @classmethod
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
@@ -60,6 +63,7 @@ class Formats:
             hide_unchosen=bool(options.get("exclude_tools_when_tool_choice_none")),
             suggestion=suggestion,
             special={tokenizer.decode([token]): token for token in tokenizer.special_ids} if tokenizer else {},
+            count=engine.sinks.calls,
         )
 
     def check(self, asked: Conversation) -> None:
@@ -116,7 +120,7 @@ class Formats:
             return None
         end = prompt[-PROMPT_END_CHARS:]
         request = ParseRequest(asked.tools, asked.template_kwargs, end, whole=not asked.stream)
-        return AnswerReader(request, tools, self.reasoning, frozenset(self.special))
+        return AnswerReader(request, tools, self.reasoning, frozenset(self.special), self.count)
 
 
 def suggested_flags(template: str | Mapping[str, str] | None, registry: Any) -> str:
@@ -139,6 +143,7 @@ class AnswerReader:
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     special: frozenset[str]
+    count: Callable[[CallStats], None]
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with which the formats see their special tokens."""
@@ -153,3 +158,9 @@ class AnswerReader:
             special=self.special,
             show_special=not params.skip_special_tokens,
         )
+
+    def note(self, called: Sequence[str]) -> None:
+        """Count calls of these tools."""
+        known = {tool.get("function", tool).get("name") for tool in self.request.tools}
+        num_known = sum(name in known for name in called)
+        self.count(CallStats(num_known, len(called) - num_known))

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import (
     ArgumentsPiece,
@@ -25,7 +26,6 @@ from builtin_plugins.routes.conversation.sampling import sampling_params
 from core.api import (
     CompletionOutput,
     InvalidRequest,
-    OutputParser,
     ParsedDelta,
     RequestFailed,
     RequestOutput,
@@ -46,10 +46,12 @@ class Turn:
     reader: AnswerReader | None
     """Reads reasoning and tool calls out of the answer, where there may be any."""
     most_calls: int | None
+    beams: float | None = None
+    """As `Conversation.beams`."""
 
     def begin(self) -> Choice:
         """Return what reads one of the answers."""
-        return Choice(None if self.reader is None else self.reader.begin(self.sampling), self.most_calls)
+        return Choice(self.reader, self.sampling, self.most_calls)
 
 
 class Conversations:
@@ -71,7 +73,7 @@ class Conversations:
         text, ids = await self._render(asked, keep=sampling.truncate_prompt_tokens)
         options = {"priority": asked.priority, "cache_salt": asked.cache_salt, "client": asked.client, **asked.given}
         most_calls = None if asked.parallel_tool_calls else 1
-        return Turn(sampling, ids, options, self._formats.reader(asked, text), most_calls)
+        return Turn(sampling, ids, options, self._formats.reader(asked, text), most_calls, asked.beams)
 
     async def count(self, asked: Conversation) -> int:
         """Return how many tokens the prompt of a conversation has."""
@@ -80,7 +82,7 @@ class Conversations:
 
     def outputs(self, turn: Turn, shown_id: str) -> AsyncGenerator[RequestOutput]:
         """Ask the engine; nothing starts before the outputs are read."""
-        outputs: AsyncIterator[RequestOutput] = self._engine.generate(
+        outputs: AsyncIterator[RequestOutput] = answering(self._engine, turn.beams)(
             {"prompt_token_ids": turn.ids},
             turn.sampling if turn.reader is None else turn.reader.sampling(turn.sampling),
             engine_id(shown_id),
@@ -153,8 +155,9 @@ class Conversations:
 class Choice:
     """One answer, as it is read."""
 
-    def __init__(self, parser: OutputParser | None, most_calls: int | None = None) -> None:
-        self._parser = parser
+    def __init__(self, reader: AnswerReader | None, sampling: SamplingParams, most_calls: int | None = None) -> None:
+        self._reader = reader
+        self._parser = None if reader is None else reader.begin(sampling)
         self._most_calls = most_calls
         self._num_calls = 0
 
@@ -173,11 +176,14 @@ class Choice:
             pieces.append(ReasoningPiece(delta.reasoning))
         if delta.content:
             pieces.append(TextPiece(delta.content))
-        for call in delta.calls:
-            if self._most_calls is None or self._num_calls < self._most_calls:
-                pieces.append(CallBegun(self._num_calls, call.id or "", call.name))
-                pieces.append(ArgumentsPiece(self._num_calls, call.arguments))
-                self._num_calls += 1
+        left = None if self._most_calls is None else max(0, self._most_calls - self._num_calls)
+        calls = delta.calls[:left]
+        for call in calls:
+            pieces.append(CallBegun(self._num_calls, call.id or "", call.name))
+            pieces.append(ArgumentsPiece(self._num_calls, call.arguments))
+            self._num_calls += 1
+        if calls and self._reader is not None:
+            self._reader.note([call.name for call in calls])
         return pieces
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:

@@ -14,12 +14,16 @@ from builtin_plugins.routes.body import CONTEXTS, read_body
 from builtin_plugins.routes.scan import limits_for, refuse_crowded
 from core.api import EngineConfig, InvalidRequest
 
-_BY_FIELDS: Final[Sequence[tuple[Set[str], str]]] = (
+_GENERATING: Final[Sequence[tuple[Set[str], str]]] = (
+    ({"messages"}, "/v1/chat/completions"),
+    ({"input"}, "/v1/responses"),
+)
+_POOLED: Final[Sequence[tuple[Set[str], str]]] = (
     ({"query"}, "/rerank"),
     ({"text_1", "queries", "data_1"}, "/score"),
     ({"texts", "inputs"}, "/v2/embed"),
 )
-"""Paths for bodies that have one of these fields, where the model is pooled."""
+"""Paths for bodies that have one of these fields, by what the model does."""
 _BY_TASK: Final = {"embed": "/v1/embeddings", "classify": "/classify"}
 
 
@@ -44,10 +48,10 @@ class InvocationRoutes:
         return _Forwarded(self._path(fields), body)
 
     def _path(self, names: Mapping[str, Any]) -> str:
-        if self._engine.pooling is None:
-            return "/v1/chat/completions" if "messages" in names else "/v1/completions"
-        found = next((path for fields, path in _BY_FIELDS if fields & names.keys()), None)
-        return found or _BY_TASK.get(self._engine.pooling.tasks[0], "/pooling")
+        pooling = self._engine.pooling
+        usual = "/v1/completions" if pooling is None else _BY_TASK.get(pooling.tasks[0], "/pooling")
+        meant = _GENERATING if pooling is None else _POOLED
+        return next((path for fields, path in meant if fields & names.keys()), usual)
 
 
 class _Forwarded:

@@ -102,6 +102,12 @@ def shows_usage(fields: CommonFields, options: AnswerOptions) -> tuple[bool, boo
     return final, final and asked is not None and asked.continuous_usage_stats
 
 
+def check_beams(fields: CommonFields) -> None:
+    """Raise `InvalidRequest` for a part of a beam search that is not asked for."""
+    if fields.length_penalty != 1 and not fields.use_beam_search:
+        raise InvalidRequest("length_penalty", "belongs to beam search; set `use_beam_search` as well.")
+
+
 def check_stream_options(fields: CommonFields) -> None:
     """Raise `InvalidRequest` for stream options without a stream."""
     if fields.stream_options is not None and not fields.stream:

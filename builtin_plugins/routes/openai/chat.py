@@ -21,6 +21,7 @@ from builtin_plugins.routes.openai.answers import (
     AnswerOptions,
     Usage,
     answer_id,
+    check_beams,
     check_stream_options,
     shows_usage,
 )
@@ -84,6 +85,7 @@ class ChatCompletions:
     async def _job(self, head: AnswerHead, fields: ChatFields, others: dict[str, Any], client: str) -> _Job:
         given = read_others(others, self._engine.fields)
         check_stream_options(fields)
+        check_beams(fields)
         if fields.stream and "prompt_logprobs" in others:
             raise InvalidRequest("prompt_logprobs", "cannot be streamed; set `stream` to false.")
         if fields.chat_template is not None and not self._options.trust_chat_template:
@@ -127,6 +129,7 @@ class ChatCompletions:
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             add_special_tokens=fields.add_special_tokens,
+            beams=fields.length_penalty if fields.use_beam_search else None,
             stream=fields.stream,
             priority=fields.priority,
             cache_salt=fields.cache_salt,

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.running import answered, check_model, engine_id, last, now, sound
@@ -21,6 +22,7 @@ from builtin_plugins.routes.openai.answers import (
     AnswerOptions,
     Usage,
     answer_id,
+    check_beams,
     check_stream_options,
     shows_usage,
 )
@@ -92,6 +94,7 @@ class Completions:
     async def _job(self, head: AnswerHead, fields: CompletionFields, others: dict[str, Any], client: str) -> _Job:
         given = read_others(others, self._engine.fields)
         check_stream_options(fields)
+        check_beams(fields)
         scores_only = fields.echo and others.get("max_tokens") == 0
         decided: dict[str, Any] = {"max_tokens": 1, "min_tokens": 0} if scores_only else {}
         if fields.echo and "logprobs" in others:
@@ -128,8 +131,9 @@ class Completions:
 
     def _run(self, job: _Job) -> list[Any]:
         """Return one stream of outputs per prompt; nothing starts before they are read."""
+        ask = answering(self._engine, job.fields.length_penalty if job.fields.use_beam_search else None)
         return [
-            self._engine.generate(
+            ask(
                 prompt,
                 job.sampling,
                 engine_id(f"{job.head.id}-{i}"),

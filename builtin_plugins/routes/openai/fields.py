@@ -37,6 +37,10 @@ class CommonFields(EngineFields, kw_only=True):
     request_id: Small | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
+    use_beam_search: bool = False
+    """The `n` answers are the likeliest ones that a search over as many beams finds."""
+    length_penalty: float = 1.0
+    """Power of an answer's length by which the search divides its log-probability."""
 
 
 class CompletionFields(CommonFields, kw_only=True):
@@ -98,7 +102,6 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "guided_regex": ((), _GUIDED.format("regex")),
     "guided_whitespace_pattern": ((), _GUIDED.format("whitespace_pattern")),
     "kv_transfer_params": (({},), "needs a KV connector, and no plugin brings one"),
-    "length_penalty": ((1, 1.0), "belongs to beam search, which is not served"),
     "logits_processors": (([],), "is not served: a request may name no code; load a logits-processor plugin"),
     "mm_processor_kwargs": (({},), _MEDIA),
     "modalities": ((["text"],), _MEDIA),
@@ -107,7 +110,6 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "prompt_embeds": ((), "is not served; send text or token ids"),
     "structural_tag": ((), _GUIDED.format("structural_tag")),
     "suffix": (("",), "is not served"),
-    "use_beam_search": ((False,), "is not served"),
     "web_search_options": ((), "is not served"),
 }
 """Known fields that cannot be served yet: the values that change nothing, and what is missing for the others."""

@@ -61,11 +61,13 @@ class AbortFields(msgspec.Struct, kw_only=True):
 class OperatorRoutes:
     """The routes over one engine."""
 
+    switch: Final = "enable_operator_routes"
+
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
         self._config = config
         options = config.options
-        self._on = bool(options.get("enable_operator_routes"))
+        self._on = bool(options.get(self.switch))
         self._aborts = self._on or bool(options.get("tokens_only"))
         self._calls: Sequence[str] = options.get("operator_calls") or ()
         self._strict = bool(options.get("strict_fields"))

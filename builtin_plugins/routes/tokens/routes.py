@@ -45,9 +45,11 @@ class GenerateFields(msgspec.Struct, kw_only=True):
 class TokenRoutes:
     """The route, where the operator wants it."""
 
+    switch: Final = "tokens_only"
+
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
-        self._on = bool(config.options.get("tokens_only"))
+        self._on = bool(config.options.get(self.switch))
         self._strict = bool(config.options.get("strict_fields"))
         self._cached_details = bool(config.options.get("enable_prompt_tokens_details"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contracts import HttpStats, RequestStats, StepStats, TokenStats
+from core.contracts import CallStats, HttpStats, RequestStats, StepStats, TokenStats
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -37,6 +37,7 @@ def check_takes_what_it_asks_for(subject: Subject) -> None:
         ("ready", [subject.config]),
         ("tokens", [TokenStats(1), TokenStats(3, 10, 4, [0.1], [0.01, 0.02])]),
         ("http", [HttpStats("/v1/models", "GET", 200, 0.1), HttpStats("", "BREW", 999, 0.0)]),
+        ("calls", [CallStats(), CallStats(known=2, unknown=1)]),
     ):
         for value in values:
             if hasattr(sink, name):

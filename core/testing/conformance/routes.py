@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from core.testing.echo_engine import EchoEngine
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def _group(subject: Subject) -> Any:
-    config = subject.config
+    config, switch = subject.config, getattr(subject.target, "switch", None)
+    if switch is not None:
+        config = replace(config, options={**config.options, switch: True})
     return subject.target(EchoEngine(config), config)
 
 

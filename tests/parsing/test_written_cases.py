@@ -1,0 +1,56 @@
+"""No call and no thought is lost: what models really write, in every chunking, as text and by special tokens."""
+
+from __future__ import annotations
+
+import pytest
+from formats import FORMATS, reader_of
+from written import KINDS, Family, Written, as_json, cases, families
+
+from core.testing.parsing import NUM_CHUNKINGS, Parsed
+
+LEAST = {"tool_parsers": 40, "reasoning_parsers": 20}
+"""Cases of each format, half of them malformed ones that are published."""
+FEWER = {
+    "reasoning_parsers/identity": 0,
+    "reasoning_parsers/minimax_m2_append_think": 7,
+}
+"""Formats of which fewer malformed texts are published, or none could be: how many."""
+
+
+@pytest.fixture(params=[3, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
+def count(request: pytest.FixtureRequest) -> int:
+    """How many random chunkings."""
+    return int(request.param)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parser", "case"),
+    [pytest.param(kind, parser, case, id=f"{parser}: {case.name}") for kind in KINDS for parser, case in cases(kind)],
+)
+def test_what_is_written_is_read(kind: str, parser: str, case: Written, count: int) -> None:
+    reader = reader_of(kind, parser, case)
+    assert seen(reader.check(case.text, count=count)) == (case.reasoning, case.content, case.expected_calls)
+    ids = {index: call["id"] for index, call in enumerate(case.calls) if "id" in call}
+    found = reader.read([reader.piece(case.text)], with_ids=True).ids
+    assert {index: found[index] for index in ids} == ids
+    if case.special is None:
+        by_id = reader_of(kind, parser, case, by_id=True)
+        assert seen(by_id.check(case.text, count=count // 4))[2] == case.expected_calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [pytest.param(kind, found, id=f"{kind}/{found.file}") for kind in KINDS for found in families(kind)],
+)
+def test_a_format_has_enough_cases(kind: str, family: Family) -> None:
+    assert family.parsers
+    assert {*family.parsers} <= {*FORMATS[kind]}
+    assert len({case.name for case in family.cases}) == len(family.cases)
+    assert len(family.cases) >= LEAST[kind]
+    published = [case for case in family.cases if case.malformed and case.source.startswith("https://")]
+    assert len(published) >= FEWER.get(f"{kind}/{family.file.removesuffix('.yaml')}", LEAST[kind] // 2)
+
+
+def seen(found: Parsed) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    """Return what a client sees, in the form of a case."""
+    return found.reasoning, found.content, tuple((name, as_json(arguments)) for name, arguments in found.calls)
