@@ -74,6 +74,7 @@ from core.contracts import (
 )
 from core.contracts.logits_adapter import RequestLogitsProcessor, RowFunction
 from core.errors import (
+    TOO_LONG,
     ConfigError,
     EngineDead,
     EngineError,
@@ -195,6 +196,7 @@ __all__ = [
     "API_VERSION",
     "PER_TOKEN",
     "SCHEMA_ANNOTATIONS",
+    "TOO_LONG",
     "AdmissionExtension",
     "Architecture",
     "AttentionBackend",

@@ -23,13 +23,28 @@ class ConfigError(EngineError, ValueError):
     """A flag, file or keyword that cannot work; raised before anything heavy starts."""
 
 
+TOO_LONG: Final = "context_length_exceeded"
+"""Code of a refusal of a prompt that has more tokens than the context holds."""
+
+
 class InvalidRequest(EngineError, ValueError):
     """A request refused at the edge: names the field and the limit; the engine never saw it."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, code: str = "invalid_value") -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
         """Name of the offending request field, as the client spelt it."""
+        self.code = code
+        """What programs tell refusals apart by: OpenAI's codes, where it has one."""
+
+    def renamed(self, field: str) -> InvalidRequest:
+        """Return the same refusal of a field that the client knows under another name."""
+        return InvalidRequest(field, str(self).removeprefix(f"{self.field}: "), self.code)
+
+
+def prompt_too_long(message: str) -> InvalidRequest:
+    """Return the refusal of a prompt that has more tokens than the context holds; `message` says how many."""
+    return InvalidRequest("prompt", f"{message} Shorten it, or set truncate_prompt_tokens.", TOO_LONG)
 
 
 class PluginError(EngineError):

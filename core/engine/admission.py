@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from core.contracts import Draft, LogitsProcessor, Tokenizer
 from core.engine.completion import Completion, Extensions
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, prompt_too_long
 from core.generate.runner import generating
 from core.step import EngineRequest
 from core.text.prompts import Prompt
@@ -179,11 +179,9 @@ class Admission:
         if not prompt:
             raise InvalidRequest("prompt", "is empty; at least one token is needed.")
         if len(prompt) > most:
-            raise InvalidRequest(
-                "prompt",
+            raise prompt_too_long(
                 f"has {len(prompt)} tokens, but the context holds {self.limits.max_model_len}{self.limits.shortened_by}"
-                f"{' with at least one to generate' if self.limits.generates else ''}. "
-                "Shorten it, or set truncate_prompt_tokens.",
+                f"{' with at least one to generate' if self.limits.generates else ''}."
             )
         vocab = self.limits.vocab_size
         for token in prompt:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from core.contracts import Tokenizer
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, prompt_too_long
 
 CHARS_PER_TOKEN: Final = 8
 """A text with more characters than this for each token allowed is likely too long, so its beginning is read first."""
@@ -135,10 +135,9 @@ def _refuse_long(text: str, most: int, tokenizer: Tokenizer) -> None:
 
 
 def _too_long(text: str, size: int, num_tokens: int, most: int) -> InvalidRequest:
-    return InvalidRequest(
-        "prompt",
+    return prompt_too_long(
         f"has {len(text)} characters, of which the first {size} are {num_tokens} tokens already, but the "
-        f"context holds {most}. Shorten it, or set truncate_prompt_tokens.",
+        f"context holds {most}."
     )
 
 

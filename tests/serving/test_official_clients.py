@@ -140,6 +140,22 @@ def test_a_long_conversation_is_interrupted_and_taken_up_again(claude: anthropic
     assert again.usage.input_tokens > len(system)
 
 
+@pytest.mark.parametrize("size", [33_000, 700_000])
+def test_input_that_is_too_long_is_refused_as_agents_know_it(
+    claude: anthropic.Anthropic, client: openai.OpenAI, size: int
+) -> None:
+    said: Any = [{"role": "user", "content": "x" * size}]
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 32768 maximum"):
+        claude.messages.create(model="demo", max_tokens=9, messages=said)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="demo", input=said)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
+    events = list(client.responses.create(model="demo", input=said, stream=True))
+    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    last: Any = events[-1]
+    assert last.response.error.code == "context_length_exceeded"
+
+
 def test_models_are_listed(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
     (model,) = claude.models.list()
     assert (model.id, model.display_name, model.type) == ("demo", "demo", "model")

@@ -107,7 +107,7 @@ def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
     form = "tools" if forced else "output_config.format.schema"
     names = {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form}
     field = error.field.replace(".function.parameters", ".input_schema").replace(".function", "")
-    return as_typed(InvalidRequest(field, str(error).removeprefix(f"{error.field}: ")), names)
+    return as_typed(error.renamed(field), names)
 
 
 def _system_text(system: str | list[TextBlock]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from builtin_plugins.routes.anthropic.messages import Messages
 from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
 from builtin_plugins.routes.schema import body_schema
-from core.api import EngineConfig
+from core.api import TOO_LONG, EngineConfig
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -24,6 +25,7 @@ _TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_NUMBERS: Final = re.compile(r"(\d+) tokens\b.* the context holds (\d+)")
 
 
 class AnthropicRoutes:
@@ -55,5 +57,9 @@ class AnthropicRoutes:
 
     def refusal(self, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
         """Return an error in Anthropic's form; the field and the code stand beside what is Anthropic's."""
+        if error["code"] == TOO_LONG:  # agents look for these words, and shorten the conversation
+            numbers = _NUMBERS.search(error["message"])
+            said = f": {numbers[1]} tokens > {numbers[2]} maximum" if numbers else ""
+            error = {**error, "message": f"prompt is too long{said}"}
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {**error, "type": kind}, "request_id": None}

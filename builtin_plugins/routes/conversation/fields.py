@@ -39,8 +39,7 @@ def as_typed(error: InvalidRequest, typed: Mapping[str, str]) -> InvalidRequest:
     """Return a refusal that names the field as the client wrote it; `typed` has those names by the engine's."""
     for name, client_name in typed.items():
         if error.field == name or error.field.startswith((f"{name}.", f"{name}[")):
-            field = client_name + error.field[len(name) :]
-            return InvalidRequest(field, str(error).removeprefix(f"{error.field}: "))
+            return error.renamed(client_name + error.field[len(name) :])
     return error
 
 

@@ -87,5 +87,5 @@ def _renamed(make: Any, field: str) -> StructuredOutputsParams:
     try:
         made: StructuredOutputsParams = make()
     except InvalidRequest as error:
-        raise InvalidRequest(field, str(error).removeprefix(f"{error.field}: ")) from error
+        raise error.renamed(field) from error
     return made

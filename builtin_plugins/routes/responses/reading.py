@@ -94,7 +94,7 @@ def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
     names = {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form}
     names["structured_outputs.json_object"] = "text.format"
     field = error.field.replace(".function", "")
-    return as_typed(InvalidRequest(field, str(error).removeprefix(f"{error.field}: ")), names)
+    return as_typed(error.renamed(field), names)
 
 
 def _referred(item: Item, where: str, kept: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

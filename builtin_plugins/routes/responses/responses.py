@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from builtin_plugins.routes.body import Parsed, client_of, handed_over
 from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.events import Ended
+from builtin_plugins.routes.conversation.events import Begun, Ended
 from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
 from builtin_plugins.routes.conversation.running import answered, check_model, failure, now
@@ -36,7 +36,7 @@ from builtin_plugins.routes.responses.store import Kept, ResponseStore
 from builtin_plugins.routes.responses.tools import LEFT_OUT, Toolbox
 from builtin_plugins.routes.responses.writing import ResponseWriter
 from builtin_plugins.routes.streams import EventStream, typed_event, while_connected
-from core.api import InvalidRequest
+from core.api import TOO_LONG, InvalidRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,10 @@ class Responses:
                 request, job, stream=fields.stream, whole=self._whole, events=self._events, headers=headers
             )
         except InvalidRequest as error:
-            raise as_written(error, forced=fields.tool_choice not in ("none", "auto")) from None
+            refused = as_written(error, forced=fields.tool_choice not in ("none", "auto"))
+            if refused.code == TOO_LONG and fields.stream and not fields.background:
+                return EventStream(_too_long(fields, model, refused), parsed.headers)
+            raise refused from None
 
     async def count(self, request: Request) -> Response:
         """How many tokens the input of a request would have."""
@@ -124,7 +127,7 @@ class Responses:
         turn = await self._conversations.turn(asked)
         fields.input = []  # it may be large, and the answer may take long
         writer = ResponseWriter(
-            _response(fields, model, turn),
+            _response(fields, model, turn.sampling),
             tools.known,
             include=fields.include,
             num_top=fields.top_logprobs or 0,
@@ -249,7 +252,15 @@ def _check(fields: ResponsesFields) -> None:
         raise InvalidRequest("background", "needs `store`: a response that is not kept could not be fetched.")
 
 
-def _response(fields: ResponsesFields, model: str, turn: Turn) -> dict[str, Any]:
+async def _too_long(fields: ResponsesFields, model: str, error: InvalidRequest) -> AsyncGenerator[bytes]:
+    """Yield the stream of a request whose input is too long: in this form Codex knows it, and shortens what it sends."""
+    response = _response(fields, model, SamplingParams())
+    writer = ResponseWriter(response, {}, include=(), num_top=0, cached_details=False)
+    for data in (*writer.take(Begun(0, 0)), *writer.fail(error.code, str(error))):
+        yield typed_event(data)
+
+
+def _response(fields: ResponsesFields, model: str, sampling: SamplingParams) -> dict[str, Any]:
     """Return the response before it has an output; what was asked is told again."""
     return {
         "id": f"resp_{secrets.token_hex(24)}",
@@ -273,12 +284,12 @@ def _response(fields: ResponsesFields, model: str, turn: Turn) -> dict[str, Any]
         "safety_identifier": fields.safety_identifier,
         "service_tier": "default",
         "store": fields.store,
-        "temperature": turn.sampling.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}} | msgspec.to_builtins(fields.text or {}),
         "tool_choice": msgspec.to_builtins(fields.tool_choice),
         "tools": [_tool(tool) for tool in fields.tools if tool.type not in LEFT_OUT],
         "top_logprobs": fields.top_logprobs or 0,
-        "top_p": turn.sampling.top_p,
+        "top_p": sampling.top_p,
         "truncation": fields.truncation,
         "usage": None,
         "user": fields.user,

@@ -57,7 +57,7 @@ class Refused(Exception):
 def describe(error: BaseException) -> ErrorAnswer:
     """Return the answer to an exception; one that nobody foresaw is logged and says nothing of its inside."""
     if isinstance(error, InvalidRequest):
-        return ErrorAnswer(400, str(error), "invalid_request_error", error.field, "invalid_value")
+        return ErrorAnswer(400, str(error), "invalid_request_error", error.field, error.code)
     if isinstance(error, HTTPException):
         return _from_http(error.status_code, error.detail, error.headers or {})
     if isinstance(error, RequestValidationError):
