@@ -191,7 +191,7 @@ MINICPMV: Final = replace(
     signs=(),
 )
 MINIMAX_M2: Final = form("<minimax:tool_call>", switches=(), again=True, calls=("<minimax:tool_call>",))
-MINIMAX_M2_APPEND: Final = ReasoningFormat(read_appended, ends=("</think>",))
+MINIMAX_M2_APPEND: Final = ReasoningFormat(read_appended, markers=("<think>",), ends=("</think>",))
 MINIMAX_M3: Final = optional(
     starts=("<mm:think>",),
     ends=("</mm:think>",),
