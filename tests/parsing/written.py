@@ -9,7 +9,7 @@ The head of a file: `parsers`, the names of the format, and what holds for all o
     template_kwargs, prompt_end, whole    as in `ParseRequest`
     tool_parser, reasoning_parser         the other kind of parser, where the case needs both
     reasoning, content, calls             what a client sees; `calls` is a list of {name, arguments, id if it has one}
-    source         where it is published, or `template`
+    source         where it, or in another family the same slip, is published; or `template`
     malformed      true where it is not as the family's template writes it
 """
 
