@@ -30,6 +30,17 @@ Holds = Callable[[int, bytes], bool]
 PLENTY_BLOCKS: Final = 256
 
 
+class BlockCounts(NamedTuple):
+    """How many blocks are in which state, over all pools."""
+
+    used: int
+    """Held by requests or by steps in flight."""
+    cached: int
+    """Held by nobody, and found again until they are taken for something else."""
+    free: int
+    """Held by nobody, with nothing worth finding."""
+
+
 class Load(NamedTuple):
     """A block that was taken for what a tier holds under a key, and is to be filled by it."""
 
@@ -127,6 +138,13 @@ class KVManager:
         """Share of blocks held by requests or by steps in flight, 0 to 1."""
         total = sum(pool.num_blocks - NULL_BLOCKS for pool in self._pools)
         return 1 - sum(pool.num_free for pool in self._pools) / total if total else 0.0
+
+    def count_blocks(self) -> BlockCounts:
+        """Count blocks by state; takes time that grows with their number, so not for every step."""
+        total = sum(pool.num_blocks - NULL_BLOCKS for pool in self._pools)
+        idle = sum(pool.num_free for pool in self._pools)
+        cached = sum(pool.count_cached() for pool in self._pools)
+        return BlockCounts(total - idle, cached, idle - cached)
 
     @property
     def is_windowed(self) -> bool:
