@@ -267,3 +267,14 @@ def test_a_state_that_is_shared_is_read_and_never_taken_to_write():
     assert cached == 64
     assert second.tables[0] == [0, first.tables[0][1], 3]
     kv.check([first, second])
+
+
+def test_blocks_are_counted_as_used_cached_and_free():
+    kv = make_manager(FULL, num_blocks=10, block_size=4)
+    assert kv.count_blocks() == (0, 0, 9)
+    first, _ = start(kv, list(range(10)))
+    assert kv.count_blocks() == (3, 0, 6)
+    kv.close(first)
+    assert kv.count_blocks() == (0, 2, 7)  # the third was not full
+    start(kv, [*range(8), 50])
+    assert kv.count_blocks() == (3, 0, 6)

@@ -103,7 +103,7 @@ class Page:
         """Wait until an expression is true."""
         until_s = time.monotonic() + PATIENCE_S
         pause = "new Promise(go => setTimeout(() => go(false), 50))"
-        while not self.value(f"({expression}) || {pause}"):
+        while not self.value(f"Boolean({expression}) || {pause}"):
             assert time.monotonic() < until_s, f"never came true: {expression}\n{self.value('document.body.innerText')}"
 
     def click(self, selector: str) -> None:

@@ -17,21 +17,28 @@ function number(name) {
 
 function json(name) {
   const field = fields.elements[name];
-  field.removeAttribute("aria-invalid");
+  field.setCustomValidity("");
   if (!field.value.trim()) return undefined;
   try {
     return JSON.parse(field.value);
   } catch (error) {
-    field.setAttribute("aria-invalid", "true");
-    look("settings");
-    field.focus();
-    throw new Error(`“${field.labels[0].firstChild.textContent.trim()}” is not JSON: ${error.message}`);
+    field.setCustomValidity(`This is not JSON: ${error.message}`);
+    return undefined;
   }
+}
+
+function check() {
+  if (fields.checkValidity()) return;
+  look("settings");
+  fields.reportValidity(); // goes to the field and says there what is wrong
+  const field = fields.querySelector(":invalid");
+  throw new Error(`${field.labels[0].firstChild.textContent.trim()}: ${field.validationMessage}`);
 }
 
 function body() {
   const system = fields.elements.system.value;
-  const schema = json("schema");
+  const schema = json("schema"), tools = json("tools");
+  check();
   return JSON.stringify({
     messages: system ? [{ role: "system", content: system }, ...messages] : messages,
     stream: true,
@@ -40,7 +47,7 @@ function body() {
     top_p: number("top_p"),
     max_tokens: number("max_tokens"),
     seed: number("seed"),
-    tools: json("tools"),
+    tools,
     response_format: schema && { type: "json_schema", json_schema: { name: "answer", schema } },
   });
 }
@@ -210,6 +217,7 @@ async function submit() {
     }
     if (messages.length === before && !call) { // there is no answer: the question may be put again
       messages.pop();
+      asked.remove();
       prompt.value ||= text;
       fit();
     }

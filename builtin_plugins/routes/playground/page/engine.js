@@ -5,8 +5,9 @@ import { brief, make, whole } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
 const MOST = 60, EVERY_MS = 1000;
-const speeds = [];
+const speeds = Array(MOST).fill(0);
 let before = null;
+let refused = null; // a key is tried once
 let pluginsShown = "";
 
 function tell(id, text) {
@@ -20,9 +21,12 @@ function status(state, text) {
 }
 
 async function look() {
+  const key = headers().Authorization ?? "";
+  if (key === refused) return;
   try {
     const response = await fetch("playground/state", { headers: headers(), signal: AbortSignal.timeout(5000) });
-    if (response.status === 401) status("locked", "key wanted");
+    refused = response.status === 401 ? key : null;
+    if (refused !== null) status("locked", "key wanted");
     else if (!response.ok) status("dead", `answers ${response.status}`);
     else draw(await response.json());
   } catch {
@@ -33,7 +37,6 @@ async function look() {
 function draw(state) {
   const { health, requests, blocks, totals } = state;
   status(health.status, health.status);
-  $("status").title = health.reason;
   tell("model", state.model);
   tell("running", whole(requests.running));
   tell("waiting", whole(requests.waiting));
@@ -43,13 +46,16 @@ function draw(state) {
   if (totals) drawTotals(totals, state.time_s);
   drawPlugins(state.plugins);
   const restarts = health.restarts ? `, ${health.restarts} restarts` : "";
-  tell("facts", `Version ${state.version}, context ${whole(state.max_model_len)} tokens${restarts}`);
+  tell("facts", health.reason || `Version ${state.version}, context ${whole(state.max_model_len)} tokens${restarts}`);
 }
 
 function drawBlocks({ used, cached, free }) {
   const all = used + cached + free || 1;
   for (const [name, value] of Object.entries({ used, cached, free })) tell(name, whole(value));
-  for (const part of $("bar").children) part.style.width = `${(100 * { used, cached }[part.className]) / all}%`;
+  for (const part of $("bar").children) {
+    const share = { used, cached }[part.className] / all;
+    part.style.width = share ? `max(3px, ${100 * share}%)` : "0"; // a few of many are to be seen, too
+  }
   $("bar").setAttribute("aria-label", `${used} used, ${cached} cached, ${free} free`);
 }
 
@@ -59,7 +65,7 @@ function drawTotals(totals, now) {
     const more = (name) => totals[name] - before.totals[name];
     const speed = more("generated_tokens") / (now - before.now), steps = more("steps");
     speeds.push(speed);
-    if (speeds.length > MOST) speeds.shift();
+    speeds.shift();
     tell("speed", brief(speed));
     if (steps) { // else the last ones stay
       tell("step", `${brief((1000 * more("step_s")) / steps)} ms`);
@@ -71,11 +77,11 @@ function drawTotals(totals, now) {
 }
 
 function drawSpark() {
-  const top = Math.max(...speeds, 1), dx = 240 / (MOST - 1), x0 = 240 - dx * (speeds.length - 1);
-  const points = speeds.map((speed, i) => `${(x0 + i * dx).toFixed(1)} ${(45 - (42 * speed) / top).toFixed(1)}`);
+  const top = Math.max(...speeds, 1), dx = 240 / (MOST - 1);
+  const points = speeds.map((speed, i) => `${(i * dx).toFixed(1)} ${(45 - (42 * speed) / top).toFixed(1)}`);
   const line = `M${points.join("L")}`;
   $("spark").querySelector(".line").setAttribute("d", line);
-  $("spark").querySelector(".area").setAttribute("d", `${line}L240 48L${x0.toFixed(1)} 48Z`);
+  $("spark").querySelector(".area").setAttribute("d", `${line}L240 48L0 48Z`);
 }
 
 function drawPlugins(plugins) {
