@@ -33,10 +33,6 @@ class BlockPool:
         self.evicted: Callable[[int, bytes, int], None] | None = None
         """Told group, key and block of what is found no more because the block is taken for something else."""
 
-    def count_cached(self) -> int:
-        """Return how many of the free blocks can still be found; looks at each that was ever used."""
-        return sum(self._key[block] is not None for block in self._free)
-
     def take(self, count: int) -> list[int]:
         """Return `count` blocks with one reference each; the caller has seen `num_free`. Forgets their old keys."""
         self.num_free -= count

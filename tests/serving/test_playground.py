@@ -12,11 +12,14 @@ from headless import Page, browsing, find_browser
 from served import served
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.routes.playground.blocks import counts
 from builtin_plugins.routes.playground.routes import FILES, PAGE, PlaygroundRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 from core.config import EngineConfig
+from core.kv import KVManager, plan_layout
 from core.plugin import make_plan
+from core.spec.kv import FullAttention, LayerKV
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,19 @@ def test_the_state_counts_requests_blocks_and_tokens(ask):
     blocks = before["blocks"]
     assert (blocks["used"], blocks["cached"]) == (0, 0)
     assert blocks["free"] > 0
+
+
+def test_blocks_are_used_cached_or_free():
+    layers = [LayerKV("layer0", FullAttention(2, 64, "bfloat16"))]
+    layout = plan_layout(layers, block_size=4, memory_bytes=0, num_blocks=10, max_model_len=1, max_num_seqs=10)
+    kv = KVManager(layout)
+    assert counts(kv) == {"used": 0, "cached": 0, "free": 10}
+    lease, tokens = kv.open(""), list(range(10))
+    assert kv.admit(lease, kv.find(lease, tokens, 9), 0, 10, 10, 10)
+    kv.commit(lease, tokens, 10)
+    assert counts(kv) == {"used": 3, "cached": 0, "free": 7}
+    kv.close(lease)
+    assert counts(kv) == {"used": 0, "cached": 2, "free": 8}  # the third was not full
 
 
 def test_blocks_are_counted_again_after_a_while(ask, monkeypatch):

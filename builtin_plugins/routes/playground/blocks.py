@@ -24,4 +24,19 @@ class Blocks:
         """Answer `playground.blocks` with counts by state, as JSON."""
         if verb != "blocks":
             raise InvalidRequest("name", f"{NAME} knows blocks, not {verb!r}.")
-        return msgspec.json.encode(self._kv.count_blocks()._asdict())
+        return msgspec.json.encode(counts(self._kv))
+
+
+def counts(kv: Any) -> dict[str, int]:
+    """Return how many blocks are held, by nobody but found again until they are taken, and neither.
+
+    Takes time that grows with the number of blocks: some milliseconds for a million.
+    """
+    used = cached = idle = 0
+    for index, pool in enumerate(kv.pools):
+        refs = pool.refs
+        used += len(refs) - refs.count(0)
+        idle += pool.num_free
+        groups = (i for i, group in enumerate(kv.layout.groups) if group.pool == index)
+        cached += sum(not refs[block] for group in groups for block in pool.find(group).values())
+    return {"used": used, "cached": cached, "free": idle - cached}
