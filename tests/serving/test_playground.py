@@ -272,6 +272,18 @@ def test_an_answer_is_stopped_with_what_came_of_it(page, chat):
     page.until("document.querySelector('#step').textContent.endsWith(' ms')")
 
 
+def test_a_new_conversation_knows_nothing_of_the_one_before(page, chat):
+    page.write("#prompt", "long")
+    page.press("Enter", 13)
+    page.until("document.querySelector('.assistant > .text')?.textContent.includes('never')")
+    page.click("#clear")
+    page.until("document.querySelector('#send').textContent == 'Send'")
+    alone = re.search(r"prompt \d+", chat("json"))[0]
+    page.click("#clear")
+    assert alone in chat("json")
+    assert page.value("document.querySelectorAll('article').length") == 2
+
+
 def test_plugins_are_listed(page, chat):
     page.click("#plugins summary")
     listed = page.value("[...document.querySelectorAll('#list span')].map(each => each.textContent)")

@@ -69,6 +69,7 @@ function bubble(role, name) {
 
 class Answer {
   constructor() {
+    this.conversation = messages; // which "New" may leave behind
     this.message = { role: "assistant", content: "" };
     this.reasoning = "";
     this.calls = [];
@@ -136,8 +137,8 @@ class Answer {
     this.article.removeAttribute("aria-busy");
     if (this.calls.length) this.message.tool_calls = this.calls.filter(Boolean);
     if (!this.message.content && !this.calls.length) return;
-    messages.push(this.message);
-    unanswered = why ? [] : [...(this.message.tool_calls ?? [])];
+    this.conversation.push(this.message);
+    if (this.conversation === messages) unanswered = why ? [] : [...(this.message.tool_calls ?? [])];
   }
 }
 
@@ -209,13 +210,13 @@ async function submit() {
   prompt.value = "";
   fit();
   if (!unanswered.length) {
-    const before = messages.length;
+    const conversation = messages, before = messages.length;
     try {
       await answer();
     } catch (error) { // nothing was sent
       fail(error.message);
     }
-    if (messages.length === before && !call) { // there is no answer: the question may be put again
+    if (conversation === messages && messages.length === before && !call) { // there is no answer: the question may be put again
       messages.pop();
       asked.remove();
       prompt.value ||= text;
