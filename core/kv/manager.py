@@ -103,11 +103,12 @@ class KVManager:
         self.prefix_caching: Final = prefix_caching and bool(layout.groups) and not self._cross
         self._root: Final = chain_root(identity, "", ())
         """Of all who say nothing of themselves."""
-        self._pools: Final = tuple(
+        self.pools: Final = tuple(
             BlockPool(pool.num_blocks, [i for i, g in enumerate(layout.groups) if g.pool == index])
             for index, pool in enumerate(layout.pools)
         )
-        self._pool_of: Final = tuple(self._pools[g.pool] for g in layout.groups)
+        """Who holds which blocks; to be read only."""
+        self._pool_of: Final = tuple(self.pools[g.pool] for g in layout.groups)
         self._sizes: Final = tuple(g.block_size for g in layout.groups)
         self._room: Final = tuple(sys.maxsize if i in self._cross else size for i, size in enumerate(self._sizes))
         """Tokens that a block of each group makes room for."""
@@ -125,8 +126,8 @@ class KVManager:
     @property
     def usage(self) -> float:
         """Share of blocks held by requests or by steps in flight, 0 to 1."""
-        total = sum(pool.num_blocks - NULL_BLOCKS for pool in self._pools)
-        return 1 - sum(pool.num_free for pool in self._pools) / total if total else 0.0
+        total = sum(pool.num_blocks - NULL_BLOCKS for pool in self.pools)
+        return 1 - sum(pool.num_free for pool in self.pools) / total if total else 0.0
 
     @property
     def is_windowed(self) -> bool:
@@ -136,7 +137,7 @@ class KVManager:
     @property
     def is_plentiful(self) -> bool:
         """Say whether so much of every pool is free that nobody misses a block taken a little early."""
-        return all(pool.num_free >= max(PLENTY_BLOCKS, pool.num_blocks // 4) for pool in self._pools)
+        return all(pool.num_free >= max(PLENTY_BLOCKS, pool.num_blocks // 4) for pool in self.pools)
 
     def fits_empty(self, num_tokens: int, max_step_tokens: int) -> bool:
         """Say whether one sequence of `num_tokens` fits when nothing else is in the cache."""
@@ -154,18 +155,18 @@ class KVManager:
         """Say whether `extend` will succeed once the steps in flight have returned."""
         wanted = self._per_pool(self._missing(lease, start, end))
         for _, pool, blocks in self._deferred:
-            refs = self._pools[pool].refs
+            refs = self.pools[pool].refs
             wanted[pool] -= sum(refs[block] == 1 for block in blocks)
         return self._enough(wanted)
 
     def _whole(self, num_tokens: int, max_step_tokens: int) -> list[int]:
-        wanted = [0] * len(self._pools)
+        wanted = [0] * len(self.pools)
         for group in self._groups:
             wanted[group.pool] += peak_blocks(group.spec, group.block_size, num_tokens, max_step_tokens)
         return wanted
 
     def _short(self, wanted: Sequence[int]) -> bool:
-        return any(w > p.num_blocks - NULL_BLOCKS for p, w in zip(self._pools, wanted, strict=True))
+        return any(w > p.num_blocks - NULL_BLOCKS for p, w in zip(self.pools, wanted, strict=True))
 
     # --- a request's blocks ------------------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class KVManager:
         Room for `reserve` tokens, computed in steps of at most `max_step_tokens`, must be free though not all
         of it is taken now: who starts should not soon have to stop again.
         """
-        wanted, found = [0] * len(self._pools), []
+        wanted, found = [0] * len(self.pools), []
         for index, group in enumerate(self._groups):
             size, blocks = group.block_size, hit.blocks[index] if hit.blocks else ()
             needed, ahead = first_needed(group.spec, start) // size, hit.num_tokens // size
@@ -308,13 +309,13 @@ class KVManager:
         return missing
 
     def _per_pool(self, missing: Sequence[tuple[int, int, int]]) -> list[int]:
-        wanted = [0] * len(self._pools)
+        wanted = [0] * len(self.pools)
         for index, _, fresh in missing:
             wanted[self._groups[index].pool] += fresh
         return wanted
 
     def _enough(self, wanted: Sequence[int]) -> bool:
-        return all(pool.num_free >= want for pool, want in zip(self._pools, wanted, strict=True))
+        return all(pool.num_free >= want for pool, want in zip(self.pools, wanted, strict=True))
 
     def trim(self, lease: Lease, position: int) -> None:
         """Give back the blocks that no token from `position` on reads."""
@@ -378,7 +379,7 @@ class KVManager:
         self._returned = step
         while self._deferred and self._deferred[0][0] <= step:
             _, pool, blocks = self._deferred.popleft()
-            self._pools[pool].give(blocks)
+            self.pools[pool].give(blocks)
 
     def _give(self, pool: int, blocks: list[int]) -> None:
         if not blocks:
@@ -386,7 +387,7 @@ class KVManager:
         if self._issued > self._returned:
             self._deferred.append((self._issued, pool, blocks))
         else:
-            self._pools[pool].give(blocks)
+            self.pools[pool].give(blocks)
 
     # --- tiers behind the cache --------------------------------------------------------------------------
 
@@ -399,21 +400,21 @@ class KVManager:
 
     def watch_evictions(self, evicted: Callable[[int, bytes, int], None]) -> None:
         """Have group, key and block told of what is found no more, before the plan that writes over it is made."""
-        for pool in self._pools:
+        for pool in self.pools:
             pool.evicted = evicted
 
     # --- the prefix cache as a whole ---------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing forgotten, while blocks are in use."""
-        if any(pool.num_free != pool.num_blocks - NULL_BLOCKS for pool in self._pools):
+        if any(pool.num_free != pool.num_blocks - NULL_BLOCKS for pool in self.pools):
             return False
         self.distrust_all()
         return True
 
     def distrust_all(self) -> None:
         """Forget every cached prefix, in use or not: a step failed, and nobody knows what it wrote."""
-        for pool in self._pools:
+        for pool in self.pools:
             pool.forget_since(0)
 
     def distrust(self, lease: Lease, computed: Tokens, position: int) -> None:
@@ -426,7 +427,7 @@ class KVManager:
         if position >= lease.unsure:
             lease.unsure = position
         else:
-            for pool in self._pools:
+            for pool in self.pools:
                 pool.forget_since(lease.offered_since if position >= lease.num_found else 0)
             lease.offered = 0
         if lease.capacity:
@@ -439,7 +440,7 @@ class KVManager:
 
     def check(self, leases: Iterable[Lease]) -> None:
         """Assert that the blocks of exactly these leases, and of steps in flight, are referenced."""
-        expected = [[0] * pool.num_blocks for pool in self._pools]
+        expected = [[0] * pool.num_blocks for pool in self.pools]
         for lease in leases:
             for group, table, low in zip(self._groups, lease.tables, lease.first, strict=True):
                 assert not any(table[:low]), "a block outside the window is still held"
@@ -451,5 +452,5 @@ class KVManager:
         for _, pool, blocks in self._deferred:
             for block in blocks:
                 expected[pool][block] += 1
-        for pool_blocks, refs in zip(self._pools, expected, strict=True):
+        for pool_blocks, refs in zip(self.pools, expected, strict=True):
             pool_blocks.check(refs)

@@ -108,7 +108,7 @@ def test_a_hit_is_what_every_group_can_serve():
     lease, _ = start(kv, tokens)
     lost = lease.tables[1][5]
     kv.close(lease)
-    kv._pools[0].forget(lost)
+    kv.pools[0].forget(lost)
     # Without the window's block 80..95 the longest prefix ends at 80, which reads 49..79: block 3 and 4.
     hit = kv.find(kv.open(), tokens, 96)
     assert hit.num_tokens == 80
@@ -256,7 +256,7 @@ def test_states_are_found_at_boundaries_and_shorten_what_attention_finds():
     assert [len(blocks) for blocks in hit.blocks] == [6, 1]
     assert kv.find(kv.open(), tokens, 95).num_tokens == 64
     kv.close(lease)
-    kv._pools[1].forget(hit.blocks[1][0])
+    kv.pools[1].forget(hit.blocks[1][0])
     assert kv.find(kv.open(), tokens, 99).num_tokens == 64
 
 

@@ -80,7 +80,7 @@ def test_the_cache_and_the_tier_together_hold_a_prefix() -> None:
     first, _, _ = start(kv, tokens)
     keys = list(first.keys)
     kv.close(first)
-    pool = kv._pools[0]
+    pool = kv.pools[0]
     for key in keys[2:5]:  # the middle is in the tier alone
         pool.forget(pool.find(0)[key])
         tier.held.add((0, key))
@@ -96,7 +96,7 @@ def test_windows_ask_the_tier_inside_the_fixpoint() -> None:
     first, _, _ = start(kv, tokens)
     keys = list(first.keys)
     kv.close(first)
-    for pool in kv._pools:
+    for pool in kv.pools:
         pool.forget_since(0)
     tier.held = {(0, key) for key in keys} | {(1, key) for key in keys[4:6]}
     lease, found, _ = start(kv, tokens)
@@ -105,7 +105,7 @@ def test_windows_ask_the_tier_inside_the_fixpoint() -> None:
     assert [load.key for load in lease.loads if load.group == 1] == keys[4:6]
     kv.close(lease)
     tier.held.discard((1, keys[5]))
-    for pool in kv._pools:
+    for pool in kv.pools:
         pool.forget_since(0)
     assert start(kv, tokens)[1] < 24
 
@@ -116,7 +116,7 @@ def test_what_is_loaded_is_offered_when_it_is_known_to_be_right() -> None:
     first, _, _ = start(kv, tokens)
     tier.held = {(0, key) for key in first.keys}
     kv.close(first)
-    for pool in kv._pools:
+    for pool in kv.pools:
         pool.forget_since(0)
     lease, found, _ = start(kv, tokens)
     assert (found, lease.unsure, lease.offered) == (16, 0, 0)

@@ -46,7 +46,7 @@ WATCH_S: Final = 1.0
 """How often engine, connections and certificates are looked at."""
 STAND_IN: Final = "builtin_plugins.servers.http.stand_in:run"
 """Who answers while this process is started again."""
-QUIET_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})
+QUIET_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics", "/playground/state"})
 """Asked by machines every few seconds: answered well, they are not worth a line of the access log."""
 
 

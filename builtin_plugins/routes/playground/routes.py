@@ -1,0 +1,117 @@
+"""`/playground`, the files of the page, and `/playground/state`: what the page shows of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from builtin_plugins.routes.playground.blocks import NAME
+from core.api import EngineConfig, EngineError
+
+PAGE: Final = Path(__file__).parent / "page"
+FILES: Final[Mapping[str, tuple[str, str]]] = {
+    "/playground": ("index.html", "text/html; charset=utf-8"),
+    "/playground/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/playground/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
+    "/playground/engine.js": ("engine.js", "text/javascript; charset=utf-8"),
+    "/playground/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
+    "/playground/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""By path: the file, and its content type."""
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Whatever a model says, the page loads and runs nothing but its own files."""
+ANSWER_S: Final = 0.5
+"""As long a look waits for the engine to count its blocks; then it shows what was counted before."""
+COUNT_AGAIN_S: Final = 0.9
+"""Blocks are counted no more often, however many pages are open: the engine does it between two steps."""
+
+
+class PlaygroundRoutes:
+    """The page over one engine. Its files need no API key, since a browser sends none; what they show does."""
+
+    public_paths = frozenset(FILES)
+
+    def __init__(self, engine: Any, config: EngineConfig) -> None:
+        self._engine = engine
+        self._files = {path: (PAGE / name).read_bytes() for path, (name, _) in FILES.items()}
+        self._counting: asyncio.Future[list[bytes]] | None = None
+        self._counted_s = float("-inf")
+        self._blocks: dict[str, int] | None = None
+
+    def routes(self) -> Sequence[Route]:
+        """Return the routes."""
+        files = [Route(path, self._file, methods=["GET"], include_in_schema=False) for path in FILES]
+        return [*files, Route("/playground/state", self._state, methods=["GET"])]
+
+    async def _file(self, request: Request) -> Response:
+        path = next(path for path in FILES if request.url.path.endswith(path))
+        return Response(self._files[path], headers={**HEADERS, "Content-Type": FILES[path][1]})
+
+    async def _state(self, request: Request) -> JSONResponse:
+        """Tell what the engine does: requests, KV blocks, totals of steps and tokens, plugins and their health."""
+        engine = self._engine
+        health = engine.health()
+        state = {
+            "version": metadata.version("core"),
+            "model": engine.served_names[0],
+            "max_model_len": engine.max_model_len,
+            "defaults": {name: engine.sampling_defaults.get(name) for name in ("temperature", "top_p", "max_tokens")},
+            "time_s": time.monotonic(),
+            "health": {name: health[name] for name in ("status", "reason", "beat_age_s", "restarts")},
+            "requests": {name: health[name] for name in ("running", "waiting")},
+            "blocks": await self._counted(),
+            "totals": next((guarded.sink.shown() for guarded in engine.sinks.guarded if guarded.name == NAME), None),
+            "plugins": _plugins(engine.registry.plan.plugins, engine.sinks.guarded),
+        }
+        return JSONResponse(state, headers={"Cache-Control": "no-store"})
+
+    async def _counted(self) -> dict[str, int] | None:
+        """Return how many blocks are used, cached and free, as far as it is known within a moment."""
+        now_s = time.monotonic()
+        if self._counting is None and now_s - self._counted_s >= COUNT_AGAIN_S:
+            self._counted_s = now_s
+            self._counting = asyncio.ensure_future(self._engine.call(f"{NAME}.blocks"))
+        if self._counting is not None:
+            done, _ = await asyncio.wait([self._counting], timeout=ANSWER_S)
+            if done and self._counting is not None:
+                counting, self._counting = self._counting, None
+                try:
+                    self._blocks = msgspec.json.decode(counting.result()[0])
+                except EngineError:  # the engine has died under it; the state says so
+                    self._blocks = None
+        return self._blocks
+
+
+def _plugins(loaded: Sequence[Any], sinks: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return every plugin with what is known against it: what its metric sinks have raised."""
+    shown = []
+    for ref in loaded:
+        faults = [guarded for guarded in sinks if guarded.owner == str(ref) and guarded.faults]
+        shown.append(
+            {
+                "name": ref.name,
+                "origin": ref.origin,
+                "builtin": ref.builtin,
+                "faults": sum(guarded.faults for guarded in faults),
+                "stopped": any(guarded.quarantined for guarded in faults),
+                "error": next((guarded.last_error for guarded in faults), None),
+            }
+        )
+    return shown
