@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from core.api import EngineConfig, Entry, Option, RequestStats, StepStats, TokenStats, Within, hookimpl
@@ -74,9 +74,8 @@ class StatsLog:
         """Pass requests over."""
 
     def _write(self, stats: StepStats) -> None:
-        now = self._now
-        seen = _Totals(now.prompt, now.generated, now.queried, now.cached, now.preemptions)
-        told, self._told = self._told, seen
+        told, seen = self._told, replace(self._now)
+        self._told = seen
         busy_s, self._busy_s = self._busy_s, 0.0
         queried = seen.queried - told.queried
         log.info(

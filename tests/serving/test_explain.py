@@ -97,7 +97,7 @@ def test_who_was_refused_is_told_why(api: Api) -> None:
         return await api.told("bad")
 
     (told,) = asyncio.run(ask())
-    assert told.startswith("POST /v1/completions was refused with status 400: ")
+    assert told.startswith("POST /v1/completions ended with status 400: ")
     assert "max_tokens" in told
 
 
@@ -128,4 +128,5 @@ def test_nothing_is_remembered_where_nobody_may_ask() -> None:
 
 def test_ids_are_those_that_answers_show() -> None:
     assert {"cmpl-7", "cmpl-7-0"} <= names_of("cmpl-7-0-ab12#3")
+    assert {"cmpl-a#b", "cmpl-a#3"} <= names_of("cmpl-a#b-ab12") | names_of("cmpl-a#3-ab12#1")
     assert "" not in names_of("x")

@@ -32,16 +32,16 @@ class Ended:
         self._requests.append(stats)
 
     def http(self, stats: HttpStats) -> None:
-        """Remember one that was refused and can be named."""
-        if stats.status >= 400 and stats.request_id:
+        """Remember one that was refused or broke off, and can be named."""
+        if (stats.status >= 400 or stats.error) and stats.request_id:
             self._refused.append(replace(stats, error=stats.error[:LONGEST_REASON]))
 
     def told(self, request_id: str) -> Iterator[str]:
         """Yield a sentence for each that bears this id, as answers show it."""
         for refused in self._refused:
             if request_id == refused.request_id or request_id.partition("-")[2] == refused.request_id:
-                reason = refused.error or "no reason was given"
-                yield f"{refused.method} {refused.path or 'of an unknown path'} was refused with status {refused.status}: {reason}"
+                reason = refused.error or ("the client left" if refused.status == 499 else "no reason was given")
+                yield f"{refused.method} {refused.path or 'of an unknown path'} ended with status {refused.status}: {reason}"
         for stats in self._requests:
             if request_id in names_of(stats.request_id):
                 yield _told(stats)

@@ -32,8 +32,8 @@ class Told(msgspec.Struct):
     prompt_tokens: int
     tokens: int
     """Known ones: the prompt, and what was generated."""
-    starts: int
-    """Times it got a place; all but the first after it was preempted."""
+    preemptions: int
+    """Times it lost its place before its end."""
     queued_s: float
     """Until its first start."""
     computed_s: float
@@ -111,6 +111,8 @@ class Histories:
     def _now(self, history: _History) -> Told:
         request = history.request
         state = request.state.name.lower()
+        if state != "running":
+            self._leave(history)
         why = {"waiting": self._why_waiting, "parked": self._why_parked, "running": self._doing}[state]
         return self._told(history, state, why(history))
 
@@ -125,7 +127,7 @@ class Histories:
             why,
             request.prompt_len,
             request.num_tokens,
-            len(spans),
+            request.num_preemptions,
             first_s - history.arrived_s,
             computed_s,
             over_s - first_s - computed_s,

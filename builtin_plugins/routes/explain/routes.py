@@ -68,10 +68,9 @@ def _sentences(told: Told) -> Iterator[str]:
     if told.state != "ended":
         yield f"{name} is {told.state}: {told.why}"
     times = f"{told.queued_s:.3f} s in the queue, {told.computed_s:.3f} s computed"
-    if told.starts > 1 or told.displaced_s > 0.0005:
-        lost = max(1, told.starts - 1)
+    if told.preemptions:
         times += (
-            f", {told.displaced_s:.3f} s without a place: it was preempted {lost} times, because others of a higher rank "
-            "wanted the blocks of the KV cache (--kv-cache-memory-bytes, --max-num-seqs)"
+            f", {told.displaced_s:.3f} s without a place: it was preempted {told.preemptions} times, for want of blocks in "
+            "the KV cache (--kv-cache-memory-bytes, --max-num-seqs)"
         )
     yield f"{name}: {times}"
