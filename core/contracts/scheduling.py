@@ -90,7 +90,7 @@ class SchedulerExtension(Protocol):
     """The scheduler half of a feature. Every method is optional; those present are called.
 
     `request` is the scheduler's own record; extensions read `request_id`, `sampling`, `features`, `prompt_len`, `num_tokens`,
-    `tokens`, `row` (-1: none), `keys`, `tables`, `num_offered` and `source`, the request as it came. What they put into `news`, bytes by feature, reaches their
+    `tokens`, `row` (-1: none), `state`, `rank`, `planned`, `num_preemptions`, `keys`, `tables`, `num_offered` and `source`, the request as it came. What they put into `news`, bytes by feature, reaches their
     half at the edge (`RequestDelta.features`), at the request's end at the latest. From within its methods an extension
     calls the scheduler it was attached to; what happens elsewhere reaches the scheduler through the engine, which records it.
     """

@@ -135,6 +135,9 @@ class HttpStats:
     duration_s: float
     """Until the last byte of the answer was handed to the connection."""
     request_id: str = ""
+    """The `X-Request-Id` that it came with."""
+    error: str = ""
+    """What was said to a client that was refused; may repeat what it wrote."""
 
 
 @dataclass(frozen=True, slots=True)

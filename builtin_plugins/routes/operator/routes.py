@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Annotated, Any, Final
@@ -18,6 +17,7 @@ from starlette.routing import Route
 
 from builtin_plugins.routes.body import read_request
 from builtin_plugins.routes.conversation.fields import as_typed
+from builtin_plugins.routes.names import names_of
 from builtin_plugins.routes.operator.pausing import NAME
 from builtin_plugins.routes.schema import body_schema
 from core.api import EngineConfig, InvalidRequest
@@ -133,7 +133,7 @@ class OperatorRoutes:
         parsed = await read_request(request, AbortFields, strict=self._strict)
         wanted, ids = set(parsed.fields.request_ids), self._engine.open_ids()
         if wanted:
-            ids = [each for each in ids if wanted & _names(each)]
+            ids = [each for each in ids if wanted & names_of(each)]
         await self._end(ids)
         return JSONResponse({"status": "aborted", "aborted": len(ids)}, headers=parsed.headers)
 
@@ -175,12 +175,6 @@ class OperatorRoutes:
         """Say what is missing."""
         missing = next(what for path, (_, what) in _MISSING.items() if request.url.path.endswith(path))
         raise HTTPException(404, {"message": f"this version has not got {missing}.", "code": "not_served"})
-
-
-def _names(engine_id: str) -> set[str]:
-    """Return under which ids answers may show a request: without what is random, and the number of its prompt."""
-    shown = engine_id.rpartition("-")[0]
-    return {shown, re.sub(r"-\d+$", "", shown)}
 
 
 def _shown(value: Any, name: str = "") -> Any:

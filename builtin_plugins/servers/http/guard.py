@@ -84,7 +84,8 @@ class Guard:
             passage.leave()
             self.activity.open_requests -= counted
             duration_s = time.perf_counter() - started_s
-            self._measure(HttpStats(template, scope["method"], answer.status, duration_s))
+            name = _request_id(scope).decode()
+            self._measure(HttpStats(template, scope["method"], answer.status, duration_s, name, answer.error))
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, passage: Passage) -> None:
         try:
@@ -141,8 +142,7 @@ class Guard:
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         if not self._request_id_headers:
             return []
-        given = _header(scope, b"x-request-id")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        request_id = _request_id(scope) or secrets.token_hex(16).encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         return [(b"x-request-id", request_id)]
 
@@ -166,6 +166,8 @@ class _Answer:
         self._started = self._ended = self._streams_events = False
         self.status = 499
         """Of an answer that never began: the client had left."""
+        self.error = ""
+        """What was said against the request."""
 
     async def send(self, message: Message) -> None:
         """Pass a message on, with our headers."""
@@ -182,6 +184,7 @@ class _Answer:
 
     async def fail(self, answer: ErrorAnswer) -> None:
         """Say what went wrong: as the answer, or as the last event of a stream that has begun."""
+        self.error = answer.message
         if self._ended:
             return
         body = answer.body(self._error_form)
@@ -251,6 +254,12 @@ def _too_large(most: int) -> HTTPException:
 def _header(scope: Scope, wanted: bytes) -> bytes:
     value: Any = next((value for name, value in scope["headers"] if name == wanted), b"")
     return bytes(value)
+
+
+def _request_id(scope: Scope) -> bytes:
+    """Return the id that a client gave its request; nothing where it gave none that can be shown."""
+    given = _header(scope, b"x-request-id")
+    return given if _REQUEST_ID.fullmatch(given) else b""
 
 
 def _shown_keys(scope: Scope) -> tuple[bytes, bytes]:
