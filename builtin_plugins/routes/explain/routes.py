@@ -24,9 +24,11 @@ ANSWER_S: Final = 5.0
 class ExplainRoutes:
     """The route over one engine."""
 
+    switch: Final = "enable_operator_routes"
+
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
-        self._on = bool(config.options.get("enable_operator_routes"))
+        self._on = bool(config.options.get(self.switch))
 
     def routes(self) -> Sequence[Route]:
         """Return the route, or none."""
