@@ -1,0 +1,212 @@
+"""Response templates: a checkpoint's own words on how its model writes, taken apart into texts to look for.
+
+Format: the page "Response Parsing" of the transformers documentation. Its patterns are not run on what a model writes:
+those that are texts with names and gaps between them are read as such, in linear time; all others are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
+
+from core.errors import ConfigError
+from core.parsing.scan import Scan, Waits
+
+_INSTEAD: Final = "Name the model family's own parser instead of one that reads the response template."
+_FIELDS: Final = ("thinking", "content", "tool_calls")
+_TEMPLATE_KEYS: Final = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
+_TEXT_KEYS: Final = {"open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "optional"}
+_FIELD_KEYS: Final = {
+    "thinking": _TEXT_KEYS,
+    "content": _TEXT_KEYS,
+    "tool_calls": _TEXT_KEYS | {"transform", "transform_each"},
+}
+_AT_BEGIN: Final = re.compile(r"\(\?:\^\|(.+)\)", re.DOTALL)
+_PIECE: Final = re.compile(
+    r"""\(\?P<(?P<name>\w+)>(?:(?P<word>(?:\\[wS]|\[(?!\^)(?:\\.|[^\]\\])+\])[+*])|(?:\.|\[\^(?:\\.|[^\]\\])+\])[+*]\??)\)
+    |(?P<gap>\.[*+]\?|\[\^(?:\\.|[^\]\\])+\][*+]\??)
+    |(?P<space>(?:\\[sn]|[ \n])[*+?]\??|\\s)
+    |(?P<text>(?:\\n|\\[^\w\s]|[^\\()\[\]{}.*+?|^$])(?![*+?{]))""",
+    re.VERBOSE,
+)
+_TAG: Final = re.compile(r"<[^<>]+>|\[[^\[\]\s]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a delimiter goes on with, white space in front of it or not."""
+
+    kind: Literal["text", "word", "gap"]
+    """A text, a name, or all up to a text."""
+    text: str = ""
+    name: str = ""
+    """Under which a name, or what stands in a gap, is known; empty: it is left out."""
+    exact: bool = True
+    """White space around what stands in a gap is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delimiter:
+    """What begins or ends something: a text, and what follows it."""
+
+    text: str
+    steps: tuple[Step, ...] = ()
+
+    def rest(self, scan: Scan) -> Waits:
+        """Return what has names behind the text, which was read. Raises `Broken` where it does not go on as it should."""
+        named: dict[str, str] = {}
+        for step in self.steps:
+            if step.kind == "text":
+                yield from scan.expect(step.text)
+                continue
+            value = (yield from scan.word()) if step.kind == "word" else (yield from scan.take(step.text))[0]
+            if step.name:
+                named[step.name] = value if step.exact else value.strip()
+        return named
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateField:
+    """Where a field of the message stands, and what it says of itself."""
+
+    opens: tuple[Delimiter, ...]
+    """What begins it: one of these; of content none, where it is what nothing else claims."""
+    closes: tuple[str, ...]
+    begun: bool
+    """The message begins with it where nothing else says so."""
+    stated: Mapping[str, Any]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that begin it, or with which what begins it begins."""
+        return tuple(dict.fromkeys(delimiter.text for delimiter in self.opens))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTemplate:
+    """The fields of a message."""
+
+    thinking: TemplateField | None
+    content: TemplateField | None
+    tool_calls: TemplateField | None
+    dropped: tuple[str, ...]
+    """What may be written again in front of a field: the begin of the message, where it is a tag."""
+
+    @property
+    def around_content(self) -> tuple[str, ...]:
+        """The texts around the answer, which are none of it."""
+        return (*self.content.texts, *self.content.closes) if self.content else ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that may be special tokens: all tags in all delimiters."""
+        texts = [*self.dropped]
+        for field in filter(None, (self.thinking, self.content, self.tool_calls)):
+            steps = [step.text for delimiter in field.opens for step in delimiter.steps]
+            texts += [*field.texts, *steps, *field.closes]
+        return tuple(dict.fromkeys(tag for text in texts for tag in _TAG.findall(text)))
+
+
+def read_response_template(stated: Mapping[str, Any] | None) -> ResponseTemplate:
+    """Return a template that tokenizer_config.json states. Raises `ConfigError`, naming the field, for what is not read."""
+    if stated is None:
+        raise ConfigError(f"The checkpoint has no `response_template` in its tokenizer_config.json. {_INSTEAD}")
+    _object("response_template", stated, _TEMPLATE_KEYS)
+    if stated.get("version", 1) != 1:
+        _refuse("response_template.version", f"is {stated['version']!r}, and only 1 is read")
+    _object("response_template.defaults", stated.get("defaults", {}), {"role"})
+    fields = _object("response_template.fields", stated.get("fields"), {*_FIELDS})
+    thinking, content, tool_calls = (
+        _field(f"response_template.fields.{name}", fields[name], name) if name in fields else None for name in _FIELDS
+    )
+    anchors = _texts("response_template.start_anchor", stated.get("start_anchor", ()))
+    return ResponseTemplate(thinking, content, tool_calls, tuple(text for text in anchors if _TAG.match(text)))
+
+
+def read_pattern(where: str, pattern: object) -> Delimiter:
+    """Return a delimiter that a pattern describes. Raises `ConfigError` for patterns that are no texts, names and gaps."""
+    if not isinstance(pattern, str):
+        _refuse(where, "must be a text")
+    steps: list[Step] = []
+    spaced = open_gap = False
+    at = 0
+    while at < len(pattern):
+        found = _PIECE.match(pattern, at)
+        if found is None:
+            _refuse(where, f"is a pattern that is not read here from {pattern[at : at + 40]!r} on")
+        at = found.end()
+        if found["space"]:
+            spaced = True
+            continue
+        if found["text"]:
+            char = {"\\n": "\n"}.get(found["text"], found["text"].removeprefix("\\") or "\\")
+            last = steps[-1] if steps else None
+            goes_on = last is not None and last.kind != "word" and (open_gap or not spaced)
+            if last is not None and goes_on:
+                steps[-1] = Step(last.kind, last.text + char, last.name, last.exact and not (open_gap and spaced))
+            else:
+                steps.append(Step("text", char))
+            spaced = open_gap = False
+            continue
+        if open_gap:
+            _refuse(where, "has two gaps with no text between them")
+        steps.append(Step("word" if found["word"] else "gap", "", found["name"] or "", exact=not spaced))
+        open_gap, spaced = not found["word"], False
+    stripped = [Step(s.kind, s.text.strip(), s.name, s.exact) for s in steps if s.kind != "text" or s.text.strip()]
+    if not stripped or stripped[0].kind != "text" or open_gap:
+        _refuse(where, "must begin with a text, and a gap must end with one")
+    return Delimiter(stripped[0].text, tuple(stripped[1:]))
+
+
+def _field(where: str, given: object, name: str) -> TemplateField:
+    stated = _object(where, given, _FIELD_KEYS[name])
+    for side in ("open", "close"):
+        if side in stated and f"{side}_pattern" in stated:
+            _refuse(f"{where}.{side}_pattern", f"stands beside `{side}`, and only one of them may")
+    opening, begun = stated.get("open_pattern"), None
+    if isinstance(opening, str):
+        begun = _AT_BEGIN.fullmatch(opening)
+    if opening is not None:
+        opens: tuple[Delimiter, ...] = (read_pattern(f"{where}.open_pattern", begun[1] if begun else opening),)
+    else:
+        opens = tuple(map(Delimiter, _texts(f"{where}.open", stated.get("open", ()))))
+    closes = _texts(f"{where}.close", stated.get("close", ()))
+    if "close_pattern" in stated:
+        close = read_pattern(f"{where}.close_pattern", stated["close_pattern"])
+        if close.steps:
+            _refuse(f"{where}.close_pattern", "must be one text")
+        closes = (close.text,)
+    if name != "content" and not opens:
+        _refuse(f"{where}.open", "is missing: only `content` may be what nothing else claims")
+    if name == "thinking" and not closes:
+        _refuse(f"{where}.close", "is missing: thoughts must end")
+    if name != "tool_calls":
+        if any(delimiter.steps for delimiter in opens):
+            _refuse(f"{where}.open_pattern", "must be one text")
+        if stated.get("content", "text") != "text":
+            _refuse(f"{where}.content", f"is {stated['content']!r}, and must be 'text'")
+        _object(f"{where}.content_args", stated.get("content_args", {}), {"strip"})
+    return TemplateField(opens, closes, begun is not None, stated)
+
+
+def _texts(where: str, stated: object) -> tuple[str, ...]:
+    texts = (stated,) if isinstance(stated, str) else stated
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text.strip() for text in texts):
+        _refuse(where, f"must be a text or several, none of them empty, not {stated!r}")
+    return tuple(dict.fromkeys(text.strip() for text in texts))
+
+
+def _object(where: str, stated: object, keys: set[str]) -> Mapping[str, Any]:
+    """Return an object. Raises `ConfigError` for what is none, or has other keys than these."""
+    if not isinstance(stated, Mapping):
+        _refuse(where, "must be an object")
+    for key in stated:
+        if key not in keys:
+            _refuse(f"{where}.{key}", "is not read here")
+    return stated
+
+
+def _refuse(where: str, what: str) -> NoReturn:
+    raise ConfigError(f"{where} {what}. {_INSTEAD}")
