@@ -44,7 +44,8 @@ def described(template: Mapping[str, Any] | None) -> ToolFormat:
     if transform is not None:
         check_transform(transform)
     dropped = tuple(text for text in (*found.around_content, *found.dropped) if text not in field.texts)
-    return ToolFormat(partial(read, field, body, dropped), markers=(*found.markers, *more), call_ends=field.closes)
+    ends = (*field.closes, *field.behind)
+    return ToolFormat(partial(read, field, body, dropped), markers=(*found.markers, *more), call_ends=ends)
 
 
 def read(field: TemplateField, body: Body, dropped: tuple[str, ...], scan: Scan, request: ParseRequest) -> Reading:
@@ -57,6 +58,8 @@ def read(field: TemplateField, body: Body, dropped: tuple[str, ...], scan: Scan,
         with scan.attempt():
             named = yield from opens[start].rest(scan)
             value = yield from body(scan, request, named)
+            for text in field.behind:
+                yield from scan.maybe(text)
             for call in calls_in(field.stated, named, value):
                 note(scan, call)
 

@@ -17,15 +17,29 @@ from core.parsing.scan import Scan, Waits
 _INSTEAD: Final = "Name the model family's own parser instead of one that reads the response template."
 _FIELDS: Final = ("thinking", "content", "tool_calls")
 _TEMPLATE_KEYS: Final = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
-_TEXT_KEYS: Final = {"open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "optional"}
+_TEXT_KEYS: Final = {
+    "open",
+    "open_pattern",
+    "close",
+    "close_pattern",
+    "content",
+    "content_args",
+    "repeats",
+    "optional",
+    "join",
+}
 _FIELD_KEYS: Final = {
     "thinking": _TEXT_KEYS,
     "content": _TEXT_KEYS,
-    "tool_calls": _TEXT_KEYS | {"transform", "transform_each"},
+    "tool_calls": (_TEXT_KEYS - {"join"}) | {"transform", "transform_each"},
 }
-_AT_BEGIN: Final = re.compile(r"\(\?:\^\|(.+)\)", re.DOTALL)
+_GROUP: Final = re.compile(r"\(\?:(.*)\)", re.DOTALL)
+_BRACKET: Final = re.compile(r"(?<!\\)[(\[]")
+_OR: Final = re.compile(r"(?<!\\)\|")
+_AT_BEGIN: Final = "^"
+_AT_END: Final = ("$", r"\Z")
 _PIECE: Final = re.compile(
-    r"""\(\?P<(?P<name>\w+)>(?:(?P<word>(?:\\[wS]|\[(?!\^)(?:\\.|[^\]\\])+\])[+*])|(?:\.|\[\^(?:\\.|[^\]\\])+\])[+*]\??)\)
+    r"""\(\?P<(?P<name>\w+)>(?:(?P<word>(?:\\[wS]|\[(?!\^)(?:\\.|[^\]\\])+\])[+*])|\.[+*]\?|\[\^(?:\\.|[^\]\\])+\][+*]\??)\)
     |(?P<gap>\.[*+]\?|\[\^(?:\\.|[^\]\\])+\][*+]\??)
     |(?P<space>(?:\\[sn]|[ \n])[*+?]\??|\\s)
     |(?P<text>(?:\\n|\\[^\w\s]|[^\\()\[\]{}.*+?|^$])(?![*+?{]))""",
@@ -73,7 +87,8 @@ class TemplateField:
 
     opens: tuple[Delimiter, ...]
     """What begins it: one of these; of content none, where it is what nothing else claims."""
-    closes: tuple[str, ...]
+    ends: tuple[Delimiter, ...]
+    """What ends it; none: the end of the output alone."""
     begun: bool
     """The message begins with it where nothing else says so."""
     stated: Mapping[str, Any]
@@ -82,6 +97,16 @@ class TemplateField:
     def texts(self) -> tuple[str, ...]:
         """The texts that begin it, or with which what begins it begins."""
         return tuple(dict.fromkeys(delimiter.text for delimiter in self.opens))
+
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """The texts that end it, or with which what ends it begins."""
+        return tuple(dict.fromkeys(delimiter.text for delimiter in self.ends))
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """The texts with which its ends go on."""
+        return tuple(dict.fromkeys(step.text for delimiter in self.ends for step in delimiter.steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +130,7 @@ class ResponseTemplate:
         texts = [*self.dropped]
         for field in filter(None, (self.thinking, self.content, self.tool_calls)):
             steps = [step.text for delimiter in field.opens for step in delimiter.steps]
-            texts += [*field.texts, *steps, *field.closes]
+            texts += [*field.texts, *steps, *field.closes, *field.behind]
         return tuple(dict.fromkeys(tag for text in texts for tag in _TAG.findall(text)))
 
 
@@ -165,30 +190,40 @@ def _field(where: str, given: object, name: str) -> TemplateField:
     for side in ("open", "close"):
         if side in stated and f"{side}_pattern" in stated:
             _refuse(f"{where}.{side}_pattern", f"stands beside `{side}`, and only one of them may")
-    opening, begun = stated.get("open_pattern"), None
-    if isinstance(opening, str):
-        begun = _AT_BEGIN.fullmatch(opening)
-    if opening is not None:
-        opens: tuple[Delimiter, ...] = (read_pattern(f"{where}.open_pattern", begun[1] if begun else opening),)
-    else:
-        opens = tuple(map(Delimiter, _texts(f"{where}.open", stated.get("open", ()))))
-    closes = _texts(f"{where}.close", stated.get("close", ()))
-    if "close_pattern" in stated:
-        close = read_pattern(f"{where}.close_pattern", stated["close_pattern"])
-        if close.steps:
-            _refuse(f"{where}.close_pattern", "must be one text")
-        closes = (close.text,)
+    opens, begun = _delimiters(where, stated, "open")
+    ends, _ = _delimiters(where, stated, "close")
+    if any(step.kind != "text" for delimiter in ends for step in delimiter.steps):
+        _refuse(f"{where}.close_pattern", "must be texts alone")
     if name != "content" and not opens:
         _refuse(f"{where}.open", "is missing: only `content` may be what nothing else claims")
-    if name == "thinking" and not closes:
+    if name == "thinking" and not ends:
         _refuse(f"{where}.close", "is missing: thoughts must end")
     if name != "tool_calls":
-        if any(delimiter.steps for delimiter in opens):
-            _refuse(f"{where}.open_pattern", "must be one text")
+        if any(delimiter.steps for delimiter in (*opens, *ends)):
+            _refuse(where, "must have one text in front of it, and one behind it")
+        if stated.get("join"):
+            _refuse(f"{where}.join", f"is {stated['join']!r}, and nothing is put between pieces")
         if stated.get("content", "text") != "text":
             _refuse(f"{where}.content", f"is {stated['content']!r}, and must be 'text'")
         _object(f"{where}.content_args", stated.get("content_args", {}), {"strip"})
-    return TemplateField(opens, closes, begun is not None, stated)
+    return TemplateField(opens, ends, begun, stated)
+
+
+def _delimiters(where: str, stated: Mapping[str, Any], side: str) -> tuple[tuple[Delimiter, ...], bool]:
+    """Return what stands on one side of a field, and whether the begin of the message may, too."""
+    pattern = stated.get(f"{side}_pattern")
+    if pattern is None:
+        return tuple(map(Delimiter, _texts(f"{where}.{side}", stated.get(side, ())))), False
+    choices = _choices(pattern) if isinstance(pattern, str) else [pattern]
+    read = [choice for choice in choices if choice != _AT_BEGIN and choice not in _AT_END]
+    return tuple(read_pattern(f"{where}.{side}_pattern", choice) for choice in read), _AT_BEGIN in choices
+
+
+def _choices(pattern: str) -> list[str]:
+    """Return the patterns of which one is to be there, where those are plain."""
+    group = _GROUP.fullmatch(pattern)
+    plain = group[1] if group else pattern
+    return [pattern] if _BRACKET.search(plain) else _OR.split(plain)
 
 
 def _texts(where: str, stated: object) -> tuple[str, ...]:

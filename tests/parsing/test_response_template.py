@@ -147,6 +147,8 @@ def changed(template: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("fields/thinking/open", None, r"thinking\.open is missing"),
         ("fields/thinking/open", "", r"thinking\.open must be a text"),
         ("fields/thinking/close_pattern", "</t>", r"thinking\.close_pattern stands beside `close`"),
+        ("fields/thinking/join", "\n", r"thinking\.join is"),
+        ("fields/content/open_pattern", "<a>.*?>", r"content must have one text in front of it"),
         ("fields/thinking/content", "json", r"thinking\.content is 'json'"),
         ("fields/tool_calls/content", "kv-lines", r"tool_calls\.content is 'kv-lines'"),
         ("fields/tool_calls/content_args", {"unquoted_keys": True}, r"tool_calls\.content_args\.string_delims"),
@@ -161,6 +163,54 @@ def test_what_is_not_read_is_refused_by_name(path: str, value: Any, said: str) -
         reader(changed(SMOLLM, path, value))
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "text", "found"),
+    [
+        (
+            "fields/tool_calls/close_pattern",
+            r"\s*</function>\s*</tool_call>",
+            "<tool_call><function=f><parameter=a>x</parameter></function></tool_call>.",
+            Parsed(".", (("f", {"a": "x"}),)),
+        ),
+        (
+            "fields/tool_calls/close_pattern",
+            r"</function>\s*</tool_call>",
+            "<tool_call><function=f><parameter=a>x</parameter></function>",
+            Parsed(calls=(("f", {"a": "x"}),)),
+        ),
+        (
+            "fields/tool_calls/open_pattern",
+            r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "So.\n<tool_call>\n<function=my.f>\n</tool_call>",
+            Parsed("So.", (("my.f", {}),)),
+        ),
+        (
+            "fields/tool_calls/content_args",
+            {"tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
+            "<tool_call><function=f><arg_key>b</arg_key>\n<arg_value> 1 </arg_value></tool_call>",
+            Parsed(calls=(("f", {"b": " 1 "}),)),
+        ),
+        (
+            "fields/content",
+            {"close_pattern": r"<\|im_end\|>\s*|<\|endoftext\|>|$", "join": ""},
+            "Hello!<|im_end|>\n",
+            Parsed("Hello!"),
+        ),
+        (
+            "fields/thinking",
+            {"open_pattern": r"<think>\s*|<reason>", "close_pattern": r"(?:</think>|</reason>|\Z)"},
+            "<reason>hm</reason>Yes.",
+            Parsed("Yes.", reasoning="hm"),
+        ),
+    ],
+)
+def test_patterns_are_read_as_texts(path: str, value: Any, text: str, found: Parsed) -> None:
+    template = changed(QWEN, path, value)
+    if path.endswith("close_pattern"):
+        template = changed(template, "fields/tool_calls/close", None)
+    assert reader(template, tools=[TOOL]).check(text, count=NUM_CHUNKINGS) == found
+
+
 @pytest.mark.parametrize("form", [CALLS, THOUGHTS])
 def test_a_checkpoint_without_a_template_is_refused_with_what_to_do(form: Any) -> None:
     with pytest.raises(ConfigError, match=r"no `response_template` in .* Name the model family.s own parser"):
@@ -168,7 +218,7 @@ def test_a_checkpoint_without_a_template_is_refused_with_what_to_do(form: Any) -
 
 
 @pytest.mark.parametrize(
-    "pattern", [INKLING_OPEN, "<a|b>", "a(?=b)", r"\w+", "a.*?", "a.*b", "(?P<n>.+)", "", "a{2}", 1]
+    "pattern", [INKLING_OPEN, "<a|b>", "a(?=b)", r"\w+", "a.*?", "a.*b", "(?P<n>.+?)", "a(?P<n>.+)b", "", "a{2}", 1]
 )
 def test_patterns_that_are_no_texts_names_and_gaps_are_refused(pattern: object) -> None:
     with pytest.raises(ConfigError, match="open_pattern"):
