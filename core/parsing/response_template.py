@@ -166,7 +166,7 @@ def read_pattern(where: str, pattern: object) -> Delimiter:
             spaced = True
             continue
         if found["text"]:
-            char = {"\\n": "\n"}.get(found["text"], found["text"].removeprefix("\\") or "\\")
+            char = {"\\n": "\n"}.get(found["text"], found["text"].removeprefix("\\"))
             last = steps[-1] if steps else None
             goes_on = last is not None and last.kind != "word" and (open_gap or not spaced)
             if last is not None and goes_on:
@@ -179,10 +179,24 @@ def read_pattern(where: str, pattern: object) -> Delimiter:
             _refuse(where, "has two gaps with no text between them")
         steps.append(Step("word" if found["word"] else "gap", "", found["name"] or "", exact=not spaced))
         open_gap, spaced = not found["word"], False
-    stripped = [Step(s.kind, s.text.strip(), s.name, s.exact) for s in steps if s.kind != "text" or s.text.strip()]
-    if not stripped or stripped[0].kind != "text" or open_gap:
+    kept = _without_space(steps)
+    if not kept or kept[0].kind != "text" or open_gap:
         _refuse(where, "must begin with a text, and a gap must end with one")
-    return Delimiter(stripped[0].text, tuple(stripped[1:]))
+    return Delimiter(kept[0].text, tuple(kept[1:]))
+
+
+def _without_space(steps: Sequence[Step]) -> list[Step]:
+    """Return steps whose texts have no white space around them, but for a gap that it ends."""
+    kept, before = [], ""
+    for step in steps:
+        exact = step.exact and not (before[-1:].isspace() or step.text[:1].isspace())
+        text = step.text.strip()
+        if step.kind == "gap":
+            text = text or step.text
+        if text or step.kind == "word":
+            kept.append(Step(step.kind, text, step.name, exact))
+        before = step.text
+    return kept
 
 
 def _field(where: str, given: object, name: str) -> TemplateField:
@@ -194,6 +208,8 @@ def _field(where: str, given: object, name: str) -> TemplateField:
     ends, _ = _delimiters(where, stated, "close")
     if any(step.kind != "text" for delimiter in ends for step in delimiter.steps):
         _refuse(f"{where}.close_pattern", "must be texts alone")
+    if name == "tool_calls" and begun:
+        _refuse(f"{where}.open_pattern", "matches where the message begins: calls must have a text in front")
     if name != "content" and not opens:
         _refuse(f"{where}.open", "is missing: only `content` may be what nothing else claims")
     if name == "thinking" and not ends:

@@ -150,6 +150,8 @@ def changed(template: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("fields/thinking/join", "\n", r"thinking\.join is"),
         ("fields/content/open_pattern", "<a>.*?>", r"content must have one text in front of it"),
         ("fields/thinking/content", "json", r"thinking\.content is 'json'"),
+        ("fields/tool_calls/open_pattern", "^|<tool_call>", r"tool_calls\.open_pattern stands beside `open`"),
+        ("fields/tool_calls", {"open_pattern": "^|<c>", "content": "json"}, r"open_pattern matches where the message"),
         ("fields/tool_calls/content", "kv-lines", r"tool_calls\.content is 'kv-lines'"),
         ("fields/tool_calls/content_args", {"unquoted_keys": True}, r"tool_calls\.content_args\.string_delims"),
         ("fields/tool_calls/content_args", {"lax": True}, r"tool_calls\.content_args\.lax"),
@@ -189,6 +191,18 @@ def test_what_is_not_read_is_refused_by_name(path: str, value: Any, said: str) -
             {"tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
             "<tool_call><function=f><arg_key>b</arg_key>\n<arg_value> 1 </arg_value></tool_call>",
             Parsed(calls=(("f", {"b": " 1 "}),)),
+        ),
+        (
+            "fields/tool_calls/open_pattern",
+            r"<tool_call>(?P<name>[^\n]+)\n",
+            "<tool_call>f\n<parameter=a> x </parameter></tool_call>",
+            Parsed(calls=(("f", {"a": "x"}),)),
+        ),
+        (
+            "fields/tool_calls/content_args",
+            {"tag_pattern": '<p name="(?P<key>[^"]+)">\n(?P<value>.*?)\n</p>'},
+            '<tool_call><function=f><p name="a b">\n x\ny \n</p></tool_call>',
+            Parsed(calls=(("f", {"a b": "x\ny"}),)),
         ),
         (
             "fields/content",
