@@ -17,6 +17,7 @@ from core.api import (
     ParsedDelta,
     ParseRequest,
     did_you_mean,
+    fitted,
     hookimpl,
     known_formats,
     suggest,
@@ -60,10 +61,11 @@ class Parse:
         args = context.args
         formats = {kind: known_formats(context.registry, kind) for kind in FLAGS}
         names = dict(zip(FLAGS, (args.tool_call_parser, args.reasoning_parser), strict=True))
-        if args.model is not None:
+        if args.model is not None and not all(names.values()):
             found = suggest(template_of(Path(args.model)), formats[TOOLS], formats[REASONING])
             names = {kind: names[kind] or one for kind, one in zip(FLAGS, found, strict=True)}
-        chosen = {kind: chosen_format(kind, names[kind], formats[kind]) for kind in FLAGS}
+        described = response_template_of(Path(args.model)) if args.model is not None else None
+        chosen = {kind: chosen_format(kind, names[kind], formats[kind], described) for kind in FLAGS}
         tools = read_file(args.tools) if args.tools else []
         cut = args.chunk_size is not None or args.seed is not None
         template_kwargs = json_value("--template-kwargs", args.template_kwargs)
@@ -83,10 +85,12 @@ class Parse:
         return 0
 
 
-def chosen_format(kind: str, name: str | None, formats: Mapping[str, Any]) -> Any:
-    """Return the format of a name. Raises `ConfigError` for an unknown one."""
-    if name is None or name in formats:
-        return formats.get(name or "")
+def chosen_format(kind: str, name: str | None, formats: Mapping[str, Any], described: Mapping[str, Any] | None) -> Any:
+    """Return the format of a name, as the checkpoint describes it. Raises `ConfigError` for an unknown one."""
+    if name is None:
+        return None
+    if name in formats:
+        return fitted(formats[name], described)
     raise ConfigError(
         f"{FLAGS[kind]} {name} is not known; there are {', '.join(sorted(formats))}{did_you_mean(name, formats)}"
     )
@@ -103,6 +107,14 @@ def template_of(folder: Path) -> str:
     raise ConfigError(
         f"{folder} has no chat template to suggest parsers from; name them by {' and '.join(FLAGS.values())}."
     )
+
+
+def response_template_of(folder: Path) -> Mapping[str, Any] | None:
+    """Return what a model's folder says of how the model writes; None where it says nothing."""
+    path = folder / "tokenizer_config.json"
+    stated = json_value(str(path), path.read_text(encoding="utf-8")) if path.is_file() else None
+    template = stated.get("response_template") if isinstance(stated, Mapping) else None
+    return template if isinstance(template, Mapping) else None
 
 
 def read_file(path: str) -> Any:

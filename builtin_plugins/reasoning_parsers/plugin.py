@@ -17,6 +17,7 @@ FORMATS = (
     ("glm47", "think:GLM45", "<think>, also between calls: GLM 4.7"),
     ("granite", "think:GRANITE", "`Here is my thought process:`: Granite 3.2"),
     ("granite_thinking_parser", "think:ON_BY_DEFAULT", "thoughts up to </think>, unless switched off: Granite 4.2"),
+    ("hf", "hf:HF", "what the checkpoint's own `response_template` describes"),
     ("holo2", "think:ON_BY_DEFAULT", "thoughts up to </think>, unless switched off: Holo2"),
     ("hunyuan_a13b", "think:HUNYUAN_A13B", "<think>, the answer in <answer>: Hunyuan A13B"),
     ("hy_v3", "think:HY_V3", "thoughts where `reasoning_effort` asks for them: Hy3"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.structured_outputs.rows import TokenMasks
 from builtin_plugins.structured_outputs.settings import StructuredOutputsConfig
-from core.api import EngineConfig, ReasoningFormat, RequestFailed, Vocabulary, read_vocabulary
+from core.api import EngineConfig, ReasoningFormat, RequestFailed, Vocabulary, fitted, read_vocabulary
 
 if TYPE_CHECKING:
     from core.api import GrammarBackend, Tokenizer
@@ -74,7 +74,8 @@ class Tools:
         registered = self.settings.reasoning_parser_of(self._config, self._registry)
         if registered is None:
             return (), ()
-        format_: ReasoningFormat = self._registry.load(registered)
+        loaded: ReasoningFormat = self._registry.load(registered)
+        format_ = fitted(loaded, getattr(self.tokenizer, "response_template", None))
         return format_.starts, format_.ends
 
 

@@ -25,6 +25,7 @@ FORMATS = (
     ("granite-20b-fc", "json_calls:GRANITE_20B_FC", "JSON behind <function_call>: Granite 20B function calling"),
     ("granite4", "json_calls:GRANITE4", "<tool_call>{json}</tool_call>: Granite 4"),
     ("hermes", "hermes:HERMES", "<tool_call>{json}</tool_call>: Hermes 2 Pro and 3, Qwen 2.5 and 3"),
+    ("hf", "hf:HF", "what the checkpoint's own `response_template` describes"),
     ("hunyuan_a13b", "json_calls:HUNYUAN_A13B", "a list of JSON in <tool_calls>: Hunyuan A13B"),
     ("hy_v3", "tagged:HY_V3", "<arg_key> and <arg_value> in <tool_calls>: Hy3"),
     ("hy_v4", "tagged:HY_V4", "<arg_key> and <arg_value> in <tool_calls>, or <tool_calls:opensource>: Hy4"),

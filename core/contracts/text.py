@@ -19,6 +19,8 @@ class Tokenizer(Protocol):
     the tokens before the cut are those of the text before it alone, and those behind it are the same whatever stands before
     the match. With it long texts are tokenized piece by piece, and only as far as can be seen of them; without it a text of
     which only the end is wanted may be refused for its length.
+
+    Optional: `response_template`, a mapping by which the checkpoint says how its model writes thoughts and calls.
     """
 
     vocab_size: int

@@ -2,9 +2,15 @@
 
 from core.parsing.channels import Channels, Kind, read_channels
 from core.parsing.events import Call, Event, Reasoning, Text
-from core.parsing.formats import CallText, ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
+from core.parsing.formats import CallText, ParseRequest, Reading, ReasoningFormat, ToolFormat, fitted, random_call_id
 from core.parsing.json_text import Broken, read_json
 from core.parsing.output import OutputParser, ParsedDelta
+from core.parsing.response_template import (
+    Delimiter,
+    TemplateField,
+    read_pattern,
+    read_response_template,
+)
 from core.parsing.scan import Scan
 from core.parsing.suggest import known_formats, suggest
 from core.parsing.values import schema_types, typed_arguments, typed_value
@@ -14,6 +20,7 @@ __all__ = [
     "Call",
     "CallText",
     "Channels",
+    "Delimiter",
     "Event",
     "Kind",
     "OutputParser",
@@ -23,12 +30,16 @@ __all__ = [
     "Reasoning",
     "ReasoningFormat",
     "Scan",
+    "TemplateField",
     "Text",
     "ToolFormat",
+    "fitted",
     "known_formats",
     "random_call_id",
     "read_channels",
     "read_json",
+    "read_pattern",
+    "read_response_template",
     "schema_types",
     "suggest",
     "typed_arguments",

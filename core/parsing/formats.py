@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from core.parsing.scan import Scan, Waits
 
 Reading = Waits
 """A format, or a part of one, under way."""
+Format = TypeVar("Format", "ToolFormat", "ReasoningFormat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class ToolFormat:
     """How its models write calls, where that is JSON between fixed texts; else calls that must come are a JSON list."""
     signs: tuple[str, ...] = ()
     """Texts that all stand in the family's chat templates and seldom together elsewhere: the parser is suggested then."""
+    described: Callable[[Mapping[str, Any] | None], ToolFormat] | None = None
+    """Makes the format that reads a model from its checkpoint's `response_template`, if this one is made so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +105,10 @@ class ReasoningFormat:
     """What ends thoughts that have gone on for long enough; empty: the first of `ends`."""
     signs: tuple[str, ...] = ()
     """Texts that all stand in the family's chat templates and seldom together elsewhere: the parser is suggested then."""
+    described: Callable[[Mapping[str, Any] | None], ReasoningFormat] | None = None
+    """Makes the format that reads a model from its checkpoint's `response_template`, if this one is made so."""
+
+
+def fitted(form: Format, template: Mapping[str, Any] | None) -> Format:
+    """Return a format as it reads one model, whose `response_template` is given. Raises `ConfigError` if it cannot."""
+    return form if form.described is None else form.described(template)

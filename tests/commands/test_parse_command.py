@@ -99,3 +99,23 @@ def test_what_cannot_be_done_is_said(arguments: list[str], error: str, parse) ->
     status, printed = parse("x", *arguments)
     assert status != 0
     assert error in printed
+
+
+def test_a_checkpoint_says_how_its_model_writes(parse, tmp_path: Path) -> None:
+    template = {
+        "fields": {
+            "thinking": {"open": "<hm>", "close": "</hm>"},
+            "tool_calls": {"open": "@call", "close": "@end", "content": "json", "transform": {"function": "{content}"}},
+        }
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"response_template": template}))
+    text, flags = (
+        '<hm>so</hm>Look: @call {"name": "f", "arguments": {}} @end',
+        ("--tool-call-parser", "hf", "--reasoning-parser", "hf"),
+    )
+    message = json.loads(parse(text, *flags, "--model", str(tmp_path), "--json")[1])["message"]
+    assert (message["reasoning"], message["content"]) == ("so", "Look:")
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "f", "arguments": "{}"}]
+    status, printed = parse(text, *flags)
+    assert status != 0
+    assert "no `response_template` in its tokenizer_config.json" in printed

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
-from core.api import ParseRequest, ReasoningFormat
+from core.api import ParseRequest, ReasoningFormat, fitted
 from core.plugin import load_plan, make_plan
 from core.testing.parsing import NUM_CHUNKINGS, Parsed, Reader
 
 REGISTRY = load_plan(make_plan(["none", "reasoning_parsers", "tool_parsers"]))
-REASONING: dict[str, ReasoningFormat] = {r.entry.name: REGISTRY.load(r) for r in REGISTRY.entries("reasoning_parsers")}
+DESCRIBED = {"fields": {"thinking": {"open": "<think>", "close": "</think>"}}}
+"""Response template of a checkpoint, for the format that is made from one."""
+REASONING: dict[str, ReasoningFormat] = {
+    r.entry.name: fitted(REGISTRY.load(r), DESCRIBED) for r in REGISTRY.entries("reasoning_parsers")
+}
 TOOLS = {r.entry.name: REGISTRY.load(r) for r in REGISTRY.entries("tool_parsers")}
 
 THINK = ("<think>", "</think>")
@@ -81,6 +85,7 @@ AGAIN = [
     "gemma4",
     "glm45",
     "glm47",
+    "hf",
     "hy_v3",
     "hy_v4",
     "kimi_k2",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from over_http import Question, answers, scripted_engine
-from test_thoughts import ON, REASONING, reader, tags
+from test_thoughts import DESCRIBED, ON, REASONING, reader, tags
 
 from core.testing.parsing import Parsed
 
@@ -39,6 +39,7 @@ def said(special: frozenset[str]) -> Iterator[Answers]:
         for case, text in texts(name).items()
     }
     with scripted_engine((question.text for question in asked.values()), special) as engine:
+        engine.tokenizer.response_template = DESCRIBED
         yield dict(zip(asked, answers(engine, [*asked.values()]), strict=True))
 
 

@@ -213,6 +213,21 @@ def test_the_refusal_of_auto_names_the_flags_that_the_chat_template_suggests(mak
         formats.check(Conversation(messages=[], tools=[TOOL]))
 
 
+def test_formats_are_made_from_what_the_checkpoint_says(make_api):
+    api = make_api()
+    options = {"enable_auto_tool_choice": True, "tool_call_parser": "hf", "reasoning_parser": "hf"}
+    with pytest.raises(ConfigError, match="no `response_template`"):
+        Formats.from_engine(api.engine, options)
+    api.engine.tokenizer.response_template = {
+        "fields": {
+            "thinking": {"open": "<hm>", "close": "</hm>"},
+            "tool_calls": {"open": "@call", "close": "@end", "content": "json", "transform": {"function": "{content}"}},
+        }
+    }
+    formats = Formats.from_engine(api.engine, options)
+    assert (formats.tools.call_ends, formats.reasoning.ends) == (("@end",), ("</hm>",))
+
+
 def test_refusals_name_the_field_that_the_client_wrote():
     refused = InvalidRequest("extra_args.budget", "must be an integer, not 'x'.")
     shown = as_typed(refused, {"extra_args": "vllm_xargs"})

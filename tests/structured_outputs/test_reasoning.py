@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from builtin_plugins.structured_outputs.reasoning import Reasoning
 from builtin_plugins.structured_outputs.rows import Row, TokenMasks
-from core.api import read_vocabulary
+from builtin_plugins.structured_outputs.tools import Tools
+from core.api import EngineConfig, read_vocabulary
+from core.plugin import load_plan, make_plan
 from core.testing.byte_tokenizer import ByteTokenizer
 
 TOKENIZER: Any = ByteTokenizer()
@@ -53,3 +56,11 @@ def test_an_output_cannot_end_in_its_thoughts() -> None:
     row.replay(TOKENIZER.encode("hm"))
     allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[:257]
     assert (allowed[256], allowed[:256].all()) == (0, True)
+
+
+def test_a_checkpoint_says_what_its_thoughts_stand_between() -> None:
+    config = EngineConfig(options={"reasoning_parser": "hf"})
+    tools = Tools(config, load_plan(make_plan(["none", "reasoning_parsers"])))
+    stated: Any = {"fields": {"thinking": {"open": "<hm>", "close": "</hm>"}}}
+    tools.tokenizer = SimpleNamespace(response_template=stated)  # type: ignore[assignment]
+    assert tools.reasoning == (("<hm>",), ("</hm>",))

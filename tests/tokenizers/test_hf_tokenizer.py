@@ -75,6 +75,14 @@ def test_template_of_its_own_file_wins(folder: Path) -> None:
     assert open_tokenizer(folder).chat_template == "from jinja"
 
 
+def test_a_response_template_is_handed_on(folder: Path) -> None:
+    assert open_tokenizer(folder).response_template is None
+    set_field(folder, response_template={"fields": {}})
+    assert open_tokenizer(folder).response_template == {"fields": {}}
+    set_field(folder, response_template="none")
+    assert open_tokenizer(folder).response_template is None
+
+
 def test_several_templates_are_known_by_name(folder: Path) -> None:
     set_field(folder, chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}])
     assert open_tokenizer(folder).chat_template == {"tool_use": "t", "default": "d"}

@@ -150,6 +150,17 @@ def kimi_k3(name: str, arguments: Arguments) -> str:
     )
 
 
+DESCRIBED: Mapping[str, Any] = {
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "transform": {"function": "{content}"},
+        }
+    }
+}
+"""Response template of a checkpoint, for the format that is made from one."""
 SPELLINGS: Mapping[str, Spelling] = {
     "apertus": Spelling(
         lambda name, args: dumps({name: args}), between("<|tools_prefix|>[", "]<|tools_suffix|>", ", ")
@@ -195,6 +206,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     "granite-20b-fc": Spelling(as_json, each("<function_call> ", "")),
     "granite4": HERMES,
     "hermes": HERMES,
+    "hf": HERMES,
     "hunyuan_a13b": LIST_OF_JSON,
     "hy_v3": Spelling(
         tags(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from over_http import Question, answers, scripted_engine
-from spellings import SPELLINGS
+from spellings import DESCRIBED, SPELLINGS
 from test_spelled_calls import CASES, FORMATS, OSLO, REQUEST
 
 from core.testing.parsing import Parsed, Reader
@@ -44,6 +44,7 @@ def said(special: frozenset[str]) -> Iterator[Answers]:
         for case, text in texts(name).items()
     }
     with scripted_engine((question.text for question in asked.values()), special) as engine:
+        engine.tokenizer.response_template = DESCRIBED
         yield dict(zip(asked, answers(engine, [*asked.values()]), strict=True))
 
 

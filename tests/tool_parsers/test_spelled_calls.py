@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spellings import SPELLINGS, Call, Spelling
+from spellings import DESCRIBED, SPELLINGS, Call, Spelling
 
-from core.api import ParseRequest, ToolFormat
+from core.api import ParseRequest, ToolFormat, fitted
 from core.plugin import load_plan, make_plan
 from core.testing.parsing import NUM_CHUNKINGS, Parsed, Reader
 
@@ -42,7 +42,7 @@ CASES: dict[str, list[Call]] = {
     "unknown tool": [("no_such-tool.v2", {"city": "Oslo"})],
 }
 FORMATS: dict[str, ToolFormat] = {
-    registered.entry.name: registry.load(registered)
+    registered.entry.name: fitted(registry.load(registered), DESCRIBED)
     for registry in [load_plan(make_plan(["none", "tool_parsers"]))]
     for registered in registry.entries("tool_parsers")
 }

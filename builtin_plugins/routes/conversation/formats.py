@@ -17,6 +17,7 @@ from core.api import (
     ReasoningFormat,
     SamplingParams,
     ToolFormat,
+    fitted,
     known_formats,
     suggest,
 )
@@ -44,10 +45,11 @@ class Formats:
 
     @classmethod
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
-        """Load the chosen formats. Raises `ConfigError` for unknown names."""
+        """Load the chosen formats. Raises `ConfigError` for unknown names, and templates that none can be made from."""
 
         def load(kind: str, name: str | None) -> Any:
-            return engine.registry.load(engine.registry.choose(kind, name)) if name else None
+            form = engine.registry.load(engine.registry.choose(kind, name)) if name else None
+            return form and fitted(form, getattr(tokenizer, "response_template", None))
 
         tokenizer, parser = engine.tokenizer, options.get("tool_call_parser")
         suggestion = "" if parser else suggested_flags(getattr(tokenizer, "chat_template", None), engine.registry)

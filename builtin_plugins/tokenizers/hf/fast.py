@@ -40,6 +40,7 @@ class FastTokenizer:
         roles = {vocabulary[text] for text in settings.special_tokens.values() if text in vocabulary}
         self.special_ids = frozenset({token for token, facts in added.items() if facts.special} | roles)
         self.chat_template = settings.chat_template
+        self.response_template = settings.response_template
         self._around = _around(self._inner, vocabulary, settings)
         hidden = frozenset(token for token, facts in added.items() if facts.special)
         # Of all decoders this one alone does nothing but join.

@@ -21,6 +21,8 @@ class TokenizerSettings:
     """Role ("eos_token") to text."""
     chat_template: str | dict[str, str] | None = None
     """Jinja text; of models with several, the texts by name."""
+    response_template: dict[str, Any] | None = None
+    """How the model writes its answers."""
     add_bos: bool | None = None
     """None: as tokenizer.json says."""
     add_eos: bool | None = None
@@ -34,6 +36,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     return TokenizerSettings(
         special_tokens={role: text for role, text in texts.items() if text is not None},
         chat_template=_chat_template(folder, stated),
+        response_template=template if isinstance(template := stated.get("response_template"), dict) else None,
         add_bos=stated.get("add_bos_token"),
         add_eos=stated.get("add_eos_token"),
     )

@@ -32,6 +32,7 @@ class TransformersTokenizer:
         self.special_ids = frozenset(self._inner.all_special_ids)
         self.special_tokens_map = settings.special_tokens
         self.chat_template = settings.chat_template or getattr(self._inner, "chat_template", None)
+        self.response_template = settings.response_template
 
     @cached_property
     def joints(self) -> re.Pattern[str] | None:
