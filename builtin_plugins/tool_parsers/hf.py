@@ -6,7 +6,7 @@ Format: the page "Response Parsing" of the transformers documentation, and the t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -41,8 +41,9 @@ def described(template: Mapping[str, Any] | None) -> ToolFormat:
         raise ConfigError(f"{WHERE} is missing: name the model family's own --tool-call-parser instead of hf.")
     body, more = body_of(field)
     transform = field.stated.get("transform")
-    if transform is not None:
-        check_transform(transform)
+    if transform is None and field.stated.get("transform_each"):
+        refuse("transform_each", "needs a `transform`")
+    check_transform(transform, {"content", *(step.name for begin in field.opens for step in begin.steps)}, field.stated)
     dropped = tuple(text for text in (*found.around_content, *found.dropped) if text not in field.texts)
     ends = (*field.closes, *field.behind)
     return ToolFormat(partial(read, field, body, dropped), markers=(*found.markers, *more), call_ends=ends)
@@ -101,13 +102,17 @@ def filled(transform: Any, scope: Mapping[str, Any]) -> Any:
     return value
 
 
-def check_transform(transform: Any) -> None:
-    """Raise `ConfigError` for texts that have a placeholder and something else."""
-    if isinstance(transform, str) and PLACEHOLDER.search(transform) and not PLACEHOLDER.fullmatch(transform):
-        refuse("transform", f"has {transform!r}, where a placeholder must be all of a text")
+def check_transform(transform: Any, names: Collection[str], stated: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for texts that have a placeholder and something else, or one of a name that is not known."""
+    if isinstance(transform, str) and PLACEHOLDER.search(transform):
+        found = PLACEHOLDER.fullmatch(transform)
+        if found is None:
+            refuse("transform", f"has {transform!r}, where a placeholder must be all of a text")
+        if not stated.get("transform_each") and found[1].split(".")[0] not in names:
+            refuse("transform", f"has {transform!r}, which nothing in front of a call is named")
     inner = transform.values() if isinstance(transform, Mapping) else transform if isinstance(transform, list) else ()
     for value in inner:
-        check_transform(value)
+        check_transform(value, names, stated)
 
 
 def body_of(field: TemplateField) -> tuple[Body, tuple[str, ...]]:

@@ -156,6 +156,8 @@ def changed(template: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("fields/tool_calls/content_args", {"unquoted_keys": True}, r"tool_calls\.content_args\.string_delims"),
         ("fields/tool_calls/content_args", {"lax": True}, r"tool_calls\.content_args\.lax"),
         ("fields/tool_calls/transform", {"function": "my {content}"}, r"tool_calls\.transform has 'my \{content\}'"),
+        ("fields/tool_calls/transform", {"function": "{call}"}, r"tool_calls\.transform has '\{call\}', which nothing"),
+        ("fields/tool_calls", {"open": "<c>", "content": "json", "transform_each": True}, r"transform_each needs a"),
         ("fields/tool_calls", None, r"tool_calls is missing: name the model family's own --tool-call-parser"),
         ("fields/thinking", None, r"thinking is missing: leave out --reasoning-parser"),
     ],
