@@ -14,6 +14,7 @@ class RouteGroup(Protocol):
     """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration.
 
     Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server;
+    `quiet_paths`, those that machines ask every few seconds, which get no line in the access log when answered well;
     `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`; `switch`, on the class: the name
     of the option without which it has no routes; and `refusal(status, error)`, which returns the body of an error in a form
     of its own, where the server's, which is OpenAI's, is not its clients': `error` is OpenAI's error object. A stream then

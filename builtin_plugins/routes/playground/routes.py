@@ -47,6 +47,7 @@ class PlaygroundRoutes:
     """The page over one engine. Its files need no API key, since a browser sends none; what they show does."""
 
     public_paths = frozenset(FILES)
+    quiet_paths = frozenset({"/playground/state"})
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine

@@ -25,6 +25,7 @@ class ProbeRoutes:
 
     public_paths = frozenset({"/livez", "/readyz", "/health", "/ping"})
     """Served without an API key: load balancers have none."""
+    quiet_paths = public_paths | {"/metrics"}
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine

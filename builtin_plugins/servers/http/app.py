@@ -34,6 +34,8 @@ class EngineApp(FastAPI):
     ) -> None:
         self._options = options
         self._public = {path for group in groups.values() for path in getattr(group, "public_paths", ())}
+        self.quiet_paths = frozenset(path for group in groups.values() for path in getattr(group, "quiet_paths", ()))
+        """Asked by machines every few seconds: answered well, they are not worth a line of the access log."""
         routes = collect_routes(groups)
         if not options.get("disable_fastapi_docs"):
             routes.append(Route(PATH, self._describe, methods=["GET"], include_in_schema=False))

@@ -12,7 +12,8 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -46,8 +47,6 @@ WATCH_S: Final = 1.0
 """How often engine, connections and certificates are looked at."""
 STAND_IN: Final = "builtin_plugins.servers.http.stand_in:run"
 """Who answers while this process is started again."""
-QUIET_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics", "/playground/state"})
-"""Asked by machines every few seconds: answered well, they are not worth a line of the access log."""
 
 
 class HttpServer:
@@ -85,15 +84,15 @@ class HttpServer:
         keep_listener(listener, self.parent, self._options)
         self.url = url_of(listener, self._options)
         server = self._server = _Server(self._uvicorn_config(), self._engine, self.app, self._options, self._announce)
-        access = logging.getLogger("uvicorn.access")
-        access.addFilter(_worth_a_line)
+        access, worth_a_line = logging.getLogger("uvicorn.access"), partial(_worth_a_line, self.app.quiet_paths)
+        access.addFilter(worth_a_line)
         before_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         try:
             server.run(sockets=[listener])
         finally:
             sys.setswitchinterval(before_s)
-            access.removeFilter(_worth_a_line)
+            access.removeFilter(worth_a_line)
             close(listener, self._options)
         return 0 if server.started and not server.engine_died else 1
 
@@ -237,12 +236,12 @@ def say(line: str) -> None:
     log.info("%s", line)
 
 
-def _worth_a_line(record: logging.LogRecord) -> bool:
+def _worth_a_line(quiet_paths: Collection[str], record: logging.LogRecord) -> bool:
     """Say whether a line of uvicorn's access log tells anything."""
     if not isinstance(record.args, tuple) or len(record.args) < 5:
         return True
     path, status = str(record.args[2]).partition("?")[0], record.args[4]
-    return path not in QUIET_PATHS or not isinstance(status, int) or status >= 400
+    return path not in quiet_paths or not isinstance(status, int) or status >= 400
 
 
 def _patience(options: Mapping[str, Any]) -> float | None:
