@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -202,7 +203,8 @@ def test_who_kills_the_engine_is_failed_by_name_and_the_others_complete(
         )
         assert last.outputs[0].finish_reason == "error"
         assert "guilty" in (last.error or "")
-        assert f"died {2 if way == 'exit' else 5} times" in (last.error or "")
+        # On a busy machine word of an end may be lost with the process, which then looks like a kill, and anybody's.
+        assert re.search(rf"died {'[23]' if way == 'exit' else '5'} times", last.error or "")
         assert others == expected
         assert engine._client.status().restarts <= (3 if way == "exit" else 9)  # a SIGKILL may be anybody's
         assert (await collect(engine, 1)) == expected[0]

@@ -72,7 +72,7 @@ def module_names() -> list[str]:
 
 
 def builtin_plugin_modules() -> list[str]:
-    return [point.value for point in distribution("core").entry_points.select(group="engine.plugins")]
+    return [point.module for point in distribution("core").entry_points.select(group="engine.plugins")]
 
 
 def parts_of(*tops: str) -> list[str]:

@@ -7,8 +7,7 @@ import time
 import pytest
 from loosely_written import CASES, TOOLS, Case
 from spellings import SPELLINGS
-from test_particular_calls import FORMATS
-from test_spelled_calls import OSLO, REQUEST, SEARCH
+from test_spelled_calls import FORMATS, OSLO, REQUEST, SEARCH
 from test_spelled_calls import parsed as calls_of
 
 from core.api import ParseRequest
