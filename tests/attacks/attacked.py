@@ -87,10 +87,10 @@ class Attacked:
         """The port it listens on."""
         return int(self.url.rpartition(":")[2])
 
-    def processes(self) -> list[int]:
-        """Return the server's process and all below it."""
+    def family(self) -> dict[int, int]:
+        """Return the server's process and all below it, each with its parent, from the top."""
         if self.process is None:
-            return []
+            return {}
         parents: dict[int, int] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
@@ -100,18 +100,23 @@ class Attacked:
         found = [self.process.pid]
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
-        return found
+        return {pid: parents.get(pid, 0) for pid in found}
 
-    def name_of(self, pid: int) -> str:
-        """Return what a process is called in its command line."""
-        with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            return next((word for word in words if word.startswith("core.") or word == "serve"), words[0])
-        return ""
+    def processes(self) -> list[int]:
+        """Return the server's process and all below it."""
+        return list(self.family())
 
     def engines(self) -> set[int]:
-        """Return the processes that the server has started by our own ways, at any depth."""
-        return {pid for pid in self.processes() if self.name_of(pid).startswith("core.process")}
+        """Return the processes that the server has started by our own ways, at any depth; not what is forked of them.
+
+        A fork (a grammar's keeper) serves a request or a few and ends, an engine never does.
+        """
+        family = self.family()
+        lines: dict[int, bytes] = {}
+        for pid in family:
+            with suppress(OSError):
+                lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return {pid for pid, line in lines.items() if b"core.process" in line and line != lines.get(family[pid])}
 
     def ask(self, request: Request) -> list[Answer]:
         """Send a request as often as it says, at once; return the answers."""
