@@ -336,10 +336,9 @@ class KVManager:
         lease.offered_since = min(lease.offered_since, self._issued)
         keys = lease.keys
         for index, size in enumerate(self._sizes):
-            links, table, pool = size // smallest, lease.tables[index], self._pool_of[index]
-            for block in range(lease.offered // size, end // size):
-                if table[block]:
-                    pool.remember(index, keys[(block + 1) * links - 1], table[block], self._issued)
+            links, low, high = size // smallest, lease.offered // size, end // size
+            found = keys[(low + 1) * links - 1 : high * links : links]
+            self._pool_of[index].remember(index, found, lease.tables[index][low:high], self._issued)
         lease.offered = end - end % smallest
 
     def trust(self, lease: Lease) -> None:

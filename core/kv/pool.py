@@ -75,14 +75,16 @@ class BlockPool:
         """Return the map from key to block of one group; read it, never change it."""
         return self._found[group]
 
-    def remember(self, group: int, key: bytes, block: int, stamp: int = 0) -> None:
-        """Make `block` findable; where another block already has the key, that one stays the one found.
+    def remember(self, group: int, keys: Sequence[bytes], blocks: Sequence[int], stamp: int = 0) -> None:
+        """Make blocks findable; where another has the key already, that one stays the one found. 0 is none.
 
         `stamp` never falls from one call to the next.
         """
-        if self._key[block] is None and self._found[group].setdefault(key, block) == block:
-            self._key[block] = (group, key)
-            self._stamp[block] = stamp
+        found, known = self._found[group], self._key
+        for key, block in zip(keys, blocks, strict=True):
+            if block and known[block] is None and found.setdefault(key, block) == block:
+                known[block] = (group, key)
+                self._stamp[block] = stamp
 
     def forget(self, block: int) -> None:
         """Make `block` unfindable; does nothing if it already is."""

@@ -30,20 +30,6 @@ class Members:
 class Batch:
     """What runs. Every method keeps row, state and columns of a request in agreement."""
 
-    __slots__ = (
-        "_members",
-        "_names",
-        "_who",
-        "columns",
-        "departures",
-        "issued",
-        "prompts",
-        "quiet",
-        "returned",
-        "rows",
-        "stops",
-    )
-
     def __init__(self, num_rows: int, max_len: int) -> None:
         self.columns = Columns(num_rows, max_len)
         self._who = np.full(num_rows, None, np.object_)
@@ -108,7 +94,7 @@ class Batch:
     def members(self, index: Ints) -> Members:
         """Return who is in these rows; the same object while it is the same requests."""
         last = self._members
-        if last.departures != self.departures or len(last.rows) != len(index) or (last.index != index).any():
+        if last.departures != self.departures or len(last.rows) != len(index) or np.count_nonzero(last.index != index):
             requests, names = self._who[index].tolist(), self._names[index].tolist()
             self._members = Members(index, index.tolist(), requests, names, self.departures)
         return self._members

@@ -14,29 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 MANY: Final = 64
 """Steps of accepted guesses that are written down together at the latest."""
-Bools = npt.NDArray[np.bool_]
+
+
+def where(rows: Ints) -> Ints | slice:
+    """Return what picks rows, which are in order, from a column: a slice where none lies between, many times as fast."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return rows
 
 
 class Columns:
     """One entry for each row; entries of empty rows mean nothing."""
-
-    __slots__ = (
-        "_accepted",
-        "_known",
-        "_planned",
-        "_quiet",
-        "_quiet_rows",
-        "_said",
-        "_said_rows",
-        "_tokens",
-        "_total",
-        "capacity",
-        "last",
-        "live",
-        "slack",
-    )
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         self._planned: Final = np.zeros(num_rows, np.int64)
@@ -154,17 +145,18 @@ class Columns:
         """Take in `counts` tokens of each of these rows, row by row, of which all but one were guessed."""
         self._write_down()
         self._accepted.append((rows, self._known[rows], counts, tokens))
-        self._known[rows] += counts
-        more = counts - 1
-        self._planned[rows] += more
-        self._total[rows] += more
+        here, more = where(rows), counts - 1
+        self._known[here] += counts
+        self._planned[here] += more
+        self._total[here] += more
         if len(self._accepted) >= MANY:
             self._write_tokens()
 
     def _write_down(self) -> None:
         if self._quiet:
-            self._planned[self._quiet_rows] += self._quiet
-            self._total[self._quiet_rows] += self._quiet
+            here = where(self._quiet_rows)
+            self._planned[here] += self._quiet
+            self._total[here] += self._quiet
             self._quiet = 0
         if self._said:
             said, rows, known = self._said, self._said_rows, self._known[self._said_rows]

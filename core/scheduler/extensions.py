@@ -44,7 +44,7 @@ class Extensions:
     @property
     def steers(self) -> bool:
         """Say whether any of them is to be asked in this step what rows compute."""
-        return any(steers() for steers in self._steering)
+        return bool(self._steering) and any(steers() for steers in self._steering)  # mostly there is none
 
     def arrived(self, request: Any) -> None:
         """Show everyone a request that is about to be queued."""

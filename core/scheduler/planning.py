@@ -20,7 +20,7 @@ from core.kv import Hit
 from core.kv.manager import Appended
 from core.logs import Seldom
 from core.scheduler.batch import Members
-from core.scheduler.columns import Ints
+from core.scheduler.columns import Ints, where
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.request import Request, State
 from core.scheduler.view import Running
@@ -132,25 +132,26 @@ class Planner:
         """
         columns, guesses = self._columns, None
         index = columns.decoding().nonzero()[0]
-        most = columns.planned[index]
+        here = where(index)
+        most = columns.planned[here] + columns.slack[here]
         if self._extensions.steers:
-            most += columns.slack[index]
-            ready = most < columns.last[index]  # beyond it only results in flight can tell
-            self._running.rows = index = index[ready]
+            ready = most < columns.last[here]
+            if np.count_nonzero(ready) < len(ready):  # beyond it only results in flight can tell
+                index, most = index[ready], most[ready]
+            self._running.rows = index
             draft.most = self._extensions.limits(self._running)
             if draft.most:
                 chosen = [draft.most.get(row, 1) > 0 for row in index.tolist()]
-                ready[ready] = chosen
                 self._running.rows = index = index[chosen]
-            most = most[ready]
+                most = most[chosen]
             if not self._kv.keeps_states:  # a state cannot be taken back to before a token that is refused
                 guesses = self._wanted_guesses(draft, index, most)
         draft.budget -= len(index)
         ends = most + 1
         if guesses is not None:
             ends += guesses
-            draft.budget -= int(guesses.sum())
-        due = (ends > columns.capacity[index]).nonzero()[0]
+            draft.budget -= int(np.add.reduce(guesses))
+        due = (ends > columns.capacity[where(index)]).nonzero()[0]
         if len(due):
             self._give_room(draft, index, ends, guesses, due)
             stays = columns.live[index] & (ends <= columns.capacity[index])
@@ -162,13 +163,13 @@ class Planner:
         wanted = self._extensions.guesses(self._running) if len(index) else None
         if wanted is None:
             return None
-        room = np.minimum(self._columns.last[index] - most, self._max_step_tokens) - 1
+        room = np.minimum(self._columns.last[where(index)] - most, self._max_step_tokens) - 1
         guesses: Ints = np.maximum(np.minimum(wanted, room), 0)
         if draft.most:
             limits = [draft.most.get(row, sys.maxsize) - 1 for row in index.tolist()]
             guesses = np.minimum(guesses, limits)
         left = draft.budget - len(index)
-        if guesses.sum() > left:
+        if np.add.reduce(guesses) > left:
             guesses = np.maximum(np.minimum(left - np.cumsum(guesses) + guesses, guesses), 0)
         return guesses
 
@@ -263,9 +264,12 @@ class Planner:
         count = min(total - start, draft.budget, self._max_step_tokens)
         if not self._limits.chunked_prefill and start + count < total <= budget:
             return False
+        room = total if hit.loads else start + count
+        if room == total and self._kv.is_plentiful:  # it need not ask again soon
+            room = min(total + LOOK_AHEAD_TOKENS, request.limit - 1)
         if request.reserved is not None:
             self._kv.trim(lease, start)
-        elif not self._kv.admit(lease, hit, start, total if hit.loads else start + count, total, self._max_step_tokens):
+        elif not self._kv.admit(lease, hit, start, room, total, self._max_step_tokens):
             return False
         elif lease.loads and not self._extensions.load(request, lease.loads):
             request.reserved = hit.num_tokens  # in blocks that are being filled; it is woken when they are
@@ -327,21 +331,21 @@ class Planner:
         """Turn the draft into a plan: rows that decode first, then everyone else in order of rank."""
         if draft.preempted_rows:
             draft.blocks = [entry for entry in draft.blocks if entry[0] not in draft.preempted_rows]
-        if guesses is not None and not guesses.any():
+        if guesses is not None and not np.count_nonzero(guesses):
             guesses = None
         steady, columns, steps, ends = self._batch.members(index), self._columns, 0, []
         if len(index):
-            left = columns.last[index] - most  # tokens to compute, the last one included
+            left = columns.last[where(index)] - most  # tokens to compute, the last one included
             if guesses is not None:
                 left -= guesses
-            steps = int(left.min()) - 1
+            steps = int(np.minimum.reduce(left)) - 1
             if steps <= 0:
                 ends = (left <= 1).nonzero()[0].tolist()
         flight = self._issue(draft, steady, guesses, ends)
         self._steady, batch = steady, self._batch
         # So many steps need nothing but what this one did: no more room, and nobody's last token.
         alone = steps > 0 and not (draft.requests or self._extensions.steers)
-        batch.quiet = min(int((columns.capacity[index] - most).min()), steps) - 1 if alone else 0
+        batch.quiet = min(int((columns.capacity[where(index)] - most).min()), steps) - 1 if alone else 0
         return flight
 
     def _issue(self, draft: _Draft, steady: Members, guesses: Ints | None, ends: list[int]) -> Flight:
@@ -352,7 +356,7 @@ class Planner:
         plan = StepPlan(draft.step, self._ended, draft.new, draft.blocks, *columns, {}, steady.rows, counts)
         self._ended = []
         if guesses is not None:
-            self._columns.slack[steady.index] += guesses
+            self._columns.slack[where(steady.index)] += guesses
         return self._send(Flight(plan, steady, draft.requests, guesses, ends, draft.unsure))
 
     def _send(self, flight: Flight) -> Flight:

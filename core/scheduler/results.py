@@ -9,7 +9,7 @@ import numpy as np
 
 from core.errors import EngineError
 from core.scheduler.batch import Members
-from core.scheduler.columns import Bools, Ints
+from core.scheduler.columns import Bools, Ints, where
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planning import Flight
 from core.scheduler.request import Request, State
@@ -62,7 +62,7 @@ class ResultReader:
         if not is_whole:
             same = self._still(steady)
             rows, guesses = rows[same], guesses[same]
-        self._columns.slack[rows] -= guesses
+        self._columns.slack[where(rows)] -= guesses
 
     def _still(self, steady: Members) -> list[bool]:
         return [request.row == row for request, row in zip(steady.requests, steady.rows, strict=True)]
@@ -74,7 +74,7 @@ class ResultReader:
             self._columns.say(steady.index, tokens)
         else:
             accepted = np.fromiter(counts, np.int64, len(counts))
-            if _impossible(accepted, flight.guesses).any():
+            if np.count_nonzero(_impossible(accepted, flight.guesses)):
                 return self._read_guessed(flight, tokens, counts)
             self._columns.accept(steady.index, tokens, accepted)
         return StepNews(steady.request_ids, tokens, [], counts)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.errors import NO_CHOICE
 from core.step import Logprobs, StepResult
 from core.types.pooling import Pooled
 
@@ -17,10 +18,6 @@ _NON_FINITE: Final = -1
 _NO_CHOICE: Final = -2
 """What stands for a token there."""
 NON_FINITE = "the model produced non-finite numbers for this request"
-NO_CHOICE = (
-    "every token is excluded, so none could be generated; allowed_token_ids, bad_words, logit_bias, min_tokens "
-    "and structured_outputs of this request leave nothing"
-)
 
 
 @dataclass(frozen=True, slots=True)

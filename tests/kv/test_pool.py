@@ -18,7 +18,7 @@ def test_freed_blocks_are_reused_least_recently_used_first_last_block_first():
 def test_a_freed_block_is_found_until_it_is_reused():
     pool = BlockPool(3, [0])
     blocks = pool.take(2)
-    pool.remember(0, b"a", blocks[0])
+    pool.remember(0, [b"a"], [blocks[0]])
     pool.give(blocks)
     assert pool.find(0) == {b"a": 1}
     assert pool.take(1) == [2]
@@ -41,9 +41,9 @@ def test_touching_revives_a_free_block_and_shares_a_held_one():
 def test_the_first_block_with_a_key_stays_the_one_found():
     pool = BlockPool(4, [0, 1])
     one, two, three = pool.take(3)
-    pool.remember(0, b"a", one)
-    pool.remember(0, b"a", two)
-    pool.remember(1, b"a", three)
+    pool.remember(0, [b"a"], [one])
+    pool.remember(0, [b"a"], [two])
+    pool.remember(1, [b"a"], [three])
     assert (pool.find(0), pool.find(1)) == ({b"a": one}, {b"a": three})
     pool.forget(two)
     assert pool.find(0) == {b"a": one}
@@ -51,7 +51,7 @@ def test_the_first_block_with_a_key_stays_the_one_found():
 
 def test_forgetting_all_leaves_references_alone():
     pool = BlockPool(3, [0])
-    pool.remember(0, b"a", pool.take(1)[0])
+    pool.remember(0, [b"a"], [pool.take(1)[0]])
     pool.forget_since(0)
     assert pool.find(0) == {}
     pool.check([0, 1, 0])
