@@ -3,7 +3,7 @@
 For each number of tokens: GB of weights per second and GFLOP per second of each, and the median of paired ratios: how many
 times as fast packed weights are as torch's, and weights of eight and four bits as packed ones. With one
 thread the clock is the thread's own CPU time, so that neighbours on the machine count less.
-Run: python benchmarks/ops/bench_linear.py [--threads N] [--rounds N] [--layers N]
+Run: python benchmarks/ops/bench_linear.py [--threads N] [--rounds N] [--layers N] [--isa avx512_bf16|amx|...]
 """
 
 from __future__ import annotations
@@ -49,11 +49,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--isa", help="instruction set of the kernels instead of the best one")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     library = load_library()
     if library is None:
         return 1
+    if options.isa and not library.core_kernels_use(options.isa.encode()):
+        parser.error(f"this machine has no {options.isa}")
     kinds: dict[str, PackedOps | QuantizedOps] = {"packed": PackedOps(library)}
     kinds |= {f"int{bits} {group}": QuantizedOps(library, bits, group) for bits, group in ((8, 128), (4, 32), (4, 128))}
     clock = time.thread_time if options.threads == 1 else time.perf_counter

@@ -26,11 +26,15 @@ VARIANTS: Final = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": (AVX512 := ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")),
-    "avx512_bf16": (*AVX512, "-mavx512bf16", "-mavx512vnni"),
+    "avx512_bf16": (PAIRS := (*AVX512, "-mavx512bf16", "-mavx512vnni")),
+    "amx": (TILES := (*PAIRS, "-DTILE_REGISTERS")),
+    "amx_emulated": (*TILES, "-DEMULATED_TILES"),
 }
-SOURCES: Final = ("row_ops", "cpu/linear", "cpu/quantized", "cpu/attention", "cpu/elementwise", "cpu/sampling")
+PRODUCTS: Final = ("cpu/linear", "cpu/quantized", "cpu/attention")
 """Compiled once per variant."""
-ONCE: Final = ("dispatch", "cpu/pool", "cpu/sharing")
+SOURCES: Final = (*PRODUCTS, "cpu/superblocks", "row_ops", "cpu/elementwise", "cpu/sampling")
+"""Compiled once per variant, but those of `amx`: tile registers do nothing for what multiplies nothing."""
+ONCE: Final = ("dispatch", "cpu/pool", "cpu/sharing", "cpu/tile_check")
 TIMEOUT_S: Final = 300
 
 
@@ -63,7 +67,11 @@ def compile_library(target: Path) -> str | None:
 
 def _compile(command: list[str], names: list[str], folder: Path) -> str | None:
     """Compile one object per instruction set and the dispatcher, then link; return what failed, or None."""
-    parts = {f"{Path(source).name}_{name}.o": (source, name) for source in SOURCES for name in names}
+    parts = {
+        f"{Path(source).name}_{name}.o": (source, name)
+        for name in names
+        for source in (PRODUCTS if name.startswith("amx") else SOURCES)
+    }
     steps = [
         [*command, *VARIANTS[name], f"-DVARIANT={name}", "-c", str(FOLDER / f"{source}.cpp"), "-o", part]
         for part, (source, name) in parts.items()

@@ -13,6 +13,8 @@
 #include "cpu/quantized.h"
 #include "cpu/sampling.h"
 #include "cpu/sharing.h"
+#include "cpu/superblocks.h"
+#include "cpu/tile_check.h"
 #include "row_ops.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -28,9 +30,24 @@ struct Variant {
     const AttentionOps* attention;
     const SamplingOps* sampling;
     const QuantizedOps* quantized;
+    const SuperblockOps* superblocks;
 };
 
-#define TABLES(isa) &row_ops_##isa, &element_ops_##isa, &linear_##isa, &attention_##isa, &sampling_##isa, &quantized_##isa
+// `products` names the variant of what multiplies in tile registers, where there are such: nothing else differs.
+#define TABLES(isa, products)                                                                                     \
+    &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products, &sampling_##isa, &quantized_##products, \
+        &superblocks_##isa
+
+#if defined(__x86_64__)
+// Whether tile registers are there but give other sums than they should: then they are not used.
+bool tiles_differ = false;
+
+bool tiles_usable() {
+    if (!tile_check::allowed()) return false;
+    tiles_differ = !tile_check::agrees(linear_amx, linear_amx) || !tile_check::agrees(quantized_amx, quantized_avx512_bf16);
+    return !tiles_differ;
+}
+#endif
 
 const Variant* variants() {
 #if defined(__x86_64__)
@@ -41,13 +58,16 @@ const Variant* variants() {
                                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     static const bool pairs =
         avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-    static const Variant all[] = {{"avx512_bf16", pairs, TABLES(avx512_bf16)},
-                                  {"avx512", avx512, TABLES(avx512)},
-                                  {"avx2", avx2, TABLES(avx2)},
-                                  {"generic", true, TABLES(generic)},
+    static const bool tiles = pairs && tiles_usable();
+    static const Variant all[] = {{"amx", tiles, TABLES(avx512_bf16, amx)},
+                                  {"avx512_bf16", pairs, TABLES(avx512_bf16, avx512_bf16)},
+                                  {"avx512", avx512, TABLES(avx512, avx512)},
+                                  {"avx2", avx2, TABLES(avx2, avx2)},
+                                  {"generic", true, TABLES(generic, generic)},
+                                  {"amx_emulated", pairs, TABLES(avx512_bf16, amx_emulated)},  // behind one that is usable
                                   {}};
 #else
-    static const Variant all[] = {{"generic", true, TABLES(generic)}, {}};
+    static const Variant all[] = {{"generic", true, TABLES(generic, generic)}, {}};
 #endif
     return all;
 }
@@ -56,6 +76,12 @@ const Variant* best() {
     const Variant* variant = variants();
     while (!variant->usable) ++variant;
     return variant;
+}
+
+const Variant* named(const char* name) {
+    for (const Variant* variant = variants(); variant->name; ++variant)
+        if (variant->usable && std::strcmp(variant->name, name) == 0) return variant;
+    return nullptr;
 }
 
 const Variant* chosen = best();
@@ -67,18 +93,30 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Changes with any signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 4; }
+EXPORT int32_t core_kernels_abi() { return 5; }
 
 EXPORT const char* core_kernels_isa() { return chosen->name; }
 
 // Switches to another instruction set (tests compare them all). Returns 0 if this machine lacks it.
 EXPORT int32_t core_kernels_use(const char* name) {
-    for (const Variant* variant = variants(); variant->name; ++variant)
-        if (variant->usable && std::strcmp(variant->name, name) == 0) {
-            chosen = variant;
-            return 1;
-        }
-    return 0;
+    const Variant* variant = named(name);
+    if (variant) chosen = variant;
+    return variant != nullptr;
+}
+
+// Whether many rows by the one instruction set are, bit by bit, single rows by the other. -1: this machine lacks one.
+EXPORT int32_t core_kernels_agree(const char* many, const char* alone) {
+    const Variant *first = named(many), *second = named(alone);
+    if (!first || !second) return -1;
+    return tile_check::agrees(*first->linear, *second->linear) && tile_check::agrees(*first->quantized, *second->quantized);
+}
+
+// What is to be said about the choice, or an empty text.
+EXPORT const char* core_kernels_warning() {
+#if defined(__x86_64__)
+    if (tiles_differ) return "this processor's tile registers (AMX) give other sums than expected; AVX-512 is used instead";
+#endif
+    return "";
 }
 
 // Computes with so many threads from now on, the caller's own included.
@@ -170,27 +208,62 @@ EXPORT void core_grouped_linear(void* out, const void* x, const void* weights, c
 
 EXPORT void core_quantize(void* to, const void* from, int64_t first, int64_t count, int64_t width, int64_t row_stride,
                           int64_t column_stride, int64_t rows, int64_t bits, int64_t group, int32_t dtype) {
-    chosen->quantized->pack(to, from, first, {count, width, row_stride, column_stride}, rows, {bits, group}, dtype);
+    chosen->quantized->pack(to, from, first, {count, width, row_stride, column_stride}, rows, {bits, group, false}, dtype);
+}
+
+// The same for integers, with scales [count, groups], which are float16 or bfloat16.
+EXPORT void core_quantized_place(void* to, const int8_t* codes, const void* scales, int64_t first, int64_t count,
+                                 int64_t width, int64_t row_stride, int64_t rows, int64_t bits, int64_t group,
+                                 int64_t halves) {
+    chosen->quantized->place(to, codes, scales, first, {count, width, row_stride, 1}, rows, {bits, group, halves != 0});
 }
 
 // Returns 1, and writes nothing, where an id is none of the rows.
 EXPORT int32_t core_quantized_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
-                                   int64_t rows, int64_t bits, int64_t group, int32_t dtype) {
+                                   int64_t rows, int64_t bits, int64_t group, int64_t halves, int32_t dtype) {
     if (!are_rows(ids, count, rows)) return 1;
-    chosen->quantized->unpack(out, weight, ids, count, width, rows, {bits, group}, dtype);
+    chosen->quantized->unpack(out, weight, ids, count, width, rows, {bits, group, halves != 0}, dtype);
     return 0;
 }
 
 EXPORT void core_quantized_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                                  int64_t in_size, int64_t x_stride, int64_t bits, int64_t group, int32_t dtype) {
-    chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {bits, group}, dtype);
+                                  int64_t in_size, int64_t x_stride, int64_t bits, int64_t group, int64_t halves,
+                                  int32_t dtype) {
+    chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size},
+                               {bits, group, halves != 0}, dtype);
 }
 
 EXPORT void core_quantized_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                    int64_t out_size, int64_t in_size, int64_t x_stride, int64_t bits, int64_t group,
-                                   int32_t dtype) {
+                                   int64_t halves, int32_t dtype) {
     chosen->quantized->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                               {bits, group}, dtype);
+                               {bits, group, halves != 0}, dtype);
+}
+
+// Returns 1, and writes nothing, for a kind of block that is not kept.
+EXPORT int32_t core_superblock_pack(void* to, const void* from, int64_t first, int64_t count, int64_t blocks,
+                                    int64_t row_stride, int64_t rows, int32_t kind) {
+    return chosen->superblocks->pack(to, {static_cast<const uint8_t*>(from), count, blocks, row_stride}, first, rows, kind);
+}
+
+// Returns 1, and writes nothing, where an id is none of the rows.
+EXPORT int32_t core_superblock_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
+                                    int64_t rows, int32_t kind, int32_t dtype) {
+    if (!are_rows(ids, count, rows)) return 1;
+    chosen->superblocks->unpack(out, weight, ids, count, width, rows, kind, dtype);
+    return 0;
+}
+
+EXPORT void core_superblock_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
+                                   int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind, int32_t dtype) {
+    chosen->superblocks->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_stride}, kind, dtype);
+}
+
+EXPORT void core_superblock_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
+                                    int64_t out_size, int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind,
+                                    int32_t dtype) {
+    chosen->superblocks->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_stride}, counts, groups,
+                                 kind, dtype);
 }
 
 // Fills the step's `order` and `shared`, which all layers of a group read; before the first of them.
@@ -228,7 +301,8 @@ struct Named {
 const Named callables[] = {
     NAMED(core_rms_norm), NAMED(core_add_rms_norm), NAMED(core_layer_norm), NAMED(core_gated),
     NAMED(core_rotary), NAMED(core_elementwise), NAMED(core_take_rows), NAMED(core_unpack), NAMED(core_linear),
-    NAMED(core_plain_linear), NAMED(core_quantized_rows), NAMED(core_quantized_linear), NAMED(core_paged_attention_again),
+    NAMED(core_plain_linear), NAMED(core_quantized_rows), NAMED(core_quantized_linear), NAMED(core_superblock_rows),
+    NAMED(core_superblock_linear), NAMED(core_paged_attention_again),
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ from core_kernels.build import FOLDER, LIBRARY_NAME, compile_library, source_has
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 4
+ABI: Final = 5
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 SIGNATURES: Final = {
     "core_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
@@ -34,9 +34,14 @@ SIGNATURES: Final = {
     "core_plain_linear": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_grouped_linear": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_quantize": (_PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
-    "core_quantized_rows": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32),
-    "core_quantized_linear": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
-    "core_quantized_grouped": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
+    "core_quantized_place": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I64),
+    "core_quantized_rows": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
+    "core_quantized_linear": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
+    "core_quantized_grouped": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
+    "core_superblock_pack": (_PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32),
+    "core_superblock_rows": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I32, _I32),
+    "core_superblock_linear": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32, _I32),
+    "core_superblock_grouped": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32, _I32),
     "core_plan_attention": (_PTR, _PTR, _PTR),
     "core_paged_attention": (_PTR,),
     "core_paged_attention_again": (_PTR, _PTR),
@@ -48,6 +53,8 @@ SIGNATURES: Final = {
 RESULTS: Final = {
     "core_unpack": _I32,
     "core_quantized_rows": _I32,
+    "core_superblock_pack": _I32,
+    "core_superblock_rows": _I32,
     "core_take_rows": _I32,
     "core_program_number": _I64,
     "core_program_run": _I64,
@@ -133,6 +140,10 @@ def open_library(path: Path) -> tuple[Library | None, str]:
             return None, f"{path} has ABI {abi}, this version needs {ABI}"
         library.core_kernels_isa.restype = ctypes.c_char_p
         library.core_kernels_use.argtypes = (ctypes.c_char_p,)
+        library.core_kernels_agree.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+        library.core_kernels_warning.restype = ctypes.c_char_p
+        if warning := library.core_kernels_warning().decode():
+            logger.warning("C++ kernels: %s.", warning)
         for name in SIGNATURES:
             setattr(library, name, Function(library, name))
     except (OSError, AttributeError) as error:

@@ -40,12 +40,16 @@ class PackedOps:
         if num_bytes < LARGE_PAGE:
             return torch.empty(shape, dtype=dtype)
         memory = torch.empty(num_bytes + LARGE_PAGE, dtype=torch.uint8)
+        if memory.is_meta:  # a plan counts bytes
+            return memory[:num_bytes].view(dtype).view(shape)
         start = -memory.data_ptr() % LARGE_PAGE
         self._large_pages(memory.data_ptr() + start, num_bytes // LARGE_PAGE * LARGE_PAGE)
         return memory[start : start + num_bytes].view(dtype).view(shape)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
         """Write a plain [n, width], with any strides, to rows from `first` on of a packed weight of so many rows."""
+        if weight.is_meta:  # of a model that is only planned
+            return
         tensor = tensor.to(weight.dtype)
         self._pack(
             weight.data_ptr(), tensor.data_ptr(),

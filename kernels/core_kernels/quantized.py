@@ -22,17 +22,21 @@ LARGEST_GROUP: Final = 256
 class QuantizedOps:
     """Bound to a loaded library; the same calls as `PackedOps`. Safe to call from several threads.
 
-    A product's row depends on its row of x alone. `group` is how many inputs share a scale.
+    A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
+    bfloat16 or float16. Weights that are rounded here have bfloat16.
     """
 
-    def __init__(self, library: ctypes.CDLL, bits: int, group: int) -> None:
+    def __init__(self, library: ctypes.CDLL, bits: int, group: int, scales: torch.dtype = torch.bfloat16) -> None:
         if bits not in (4, 8) or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"bits are 4 or 8, groups multiples of {FILLED} up to {LARGEST_GROUP}"
             raise ValueError(f"{bits} bits in groups of {group}: {allowed}")
         self.bits: Final = bits
         self.group: Final = group
+        self.scales: Final = scales
+        self._halves: Final = int(scales == torch.float16)
         self._pages: Final = LargePages(library)
         self._pack: Final = library.core_quantize
+        self._place: Final = library.core_quantized_place
         self._unpack: Final = library.core_quantized_rows
         self._linear: Final = library.core_quantized_linear
         self._grouped: Final = library.core_quantized_grouped
@@ -55,6 +59,25 @@ class QuantizedOps:
             self.bits, self.group, DTYPES[tensor.dtype],
         )  # fmt: skip
 
+    def place(self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor) -> None:
+        """Fill rows from `first` on with int8 codes [n, width] and scales [n, groups].
+
+        Of four bits, codes are -8 to 7.
+        """
+        count, width = codes.shape
+        self._fits(weight, width)
+        if scales.shape != (count, -(-width // self.group)) or codes.dtype != torch.int8:
+            raise ValueError(
+                f"codes of {codes.dtype} {list(codes.shape)} with scales {list(scales.shape)} in groups of {self.group}"
+            )
+        if weight.is_meta:
+            return
+        codes, scales = codes.contiguous(), scales.to(self.scales).contiguous()
+        self._place(
+            weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), first, count, width, codes.stride(0), rows,
+            self.bits, self.group, self._halves,
+        )  # fmt: skip
+
     def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the rows [n, width] of numbers [n]. Raises `IndexError` for one that is none of `rows`."""
         self._fits(weight, width)
@@ -62,7 +85,7 @@ class QuantizedOps:
         out = torch.empty(len(ids), width, dtype=dtype)
         if self._unpack(
             out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows,
-            self.bits, self.group, DTYPES[dtype],
+            self.bits, self.group, self._halves, DTYPES[dtype],
         ):  # fmt: skip
             raise IndexError(f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}")
         return out
@@ -73,7 +96,7 @@ class QuantizedOps:
         out = x.new_empty(*x.shape[:-1], rows)
         self._linear(
             out.data_ptr(), flat.data_ptr(), weight.data_ptr(), flat.shape[0], rows, width, flat.stride(0),
-            self.bits, self.group, DTYPES[x.dtype],
+            self.bits, self.group, self._halves, DTYPES[x.dtype],
         )  # fmt: skip
         return out
 
@@ -87,7 +110,7 @@ class QuantizedOps:
         out = x.new_empty(len(x), rows)
         self._grouped(
             out.data_ptr(), flat.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), rows, x.shape[-1],
-            flat.stride(0), self.bits, self.group, DTYPES[x.dtype],
+            flat.stride(0), self.bits, self.group, self._halves, DTYPES[x.dtype],
         )  # fmt: skip
         return out
 

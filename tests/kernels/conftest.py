@@ -8,16 +8,28 @@ import pytest
 import torch
 from core_kernels.library import load_library
 
+VECTORS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
-@pytest.fixture(params=["generic", "avx2", "avx512", "avx512_bf16"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+
+@pytest.fixture(params=VECTORS)
+def vector_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Compute on this instruction set, where there is a library and the machine has it."""
+    yield from computing_on(request.param)
+
+
+@pytest.fixture(params=[*VECTORS, "amx", "amx_emulated"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute on this instruction set; products have some that other ops have not."""
+    yield from computing_on(request.param)
+
+
+def computing_on(isa: str) -> Iterator[str]:
     library = load_library()
     if library is None:
         pytest.skip("no C++ library on this machine")
     best = library.core_kernels_isa()
-    if not library.core_kernels_use(request.param.encode()):
-        pytest.skip(f"this machine has no {request.param}")
+    if not library.core_kernels_use(isa.encode()):
+        pytest.skip(f"this machine has no {isa}")
     torch.manual_seed(0)
-    yield request.param
+    yield isa
     library.core_kernels_use(best)

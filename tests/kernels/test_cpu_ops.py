@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(ops.KERNELS is None, reason="no C++ library on t
 
 
 @pytest.fixture
-def isa(isa, monkeypatch):
+def isa(vector_isa, monkeypatch):
     """Run the ops that are registered with this instruction set, whatever they chose when they were loaded."""
     monkeypatch.setattr(ops, "KERNELS", RowOps(load_library()))
-    return isa
+    return vector_isa
 
 
 def assert_same(actual, expected):

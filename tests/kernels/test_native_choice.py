@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this 
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_best_is_the_references(isa: str, width: int) -> None:
+def test_the_best_is_the_references(vector_isa: str, width: int) -> None:
     assert LIBRARY is not None
     logits = torch.randn(9, width)
     logits[1, width // 2] = logits[1, -1] = 50.0  # the first of equals
@@ -38,7 +38,7 @@ def test_the_best_is_the_references(isa: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_token_is_drawn_where_its_share_of_the_distribution_lies(isa: str, width: int) -> None:
+def test_a_token_is_drawn_where_its_share_of_the_distribution_lies(vector_isa: str, width: int) -> None:
     assert LIBRARY is not None
     numbers = torch.linspace(0, 1, 200, dtype=torch.float64)[:-1]
     logits = (torch.randn(1, width) * 4).expand(len(numbers), width).contiguous()
@@ -53,7 +53,7 @@ def test_a_token_is_drawn_where_its_share_of_the_distribution_lies(isa: str, wid
     assert torch.equal(tokens, tokens.sort().values)
 
 
-def test_rows_with_nothing_to_draw_harm_nobody(isa: str) -> None:
+def test_rows_with_nothing_to_draw_harm_nobody(vector_isa: str) -> None:
     assert LIBRARY is not None
     logits = torch.randn(5, 200)
     logits[1], logits[2, 7], logits[3, :-1] = NOTHING, NO_NUMBER, NOTHING
@@ -67,7 +67,7 @@ def test_rows_with_nothing_to_draw_harm_nobody(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_wide_numbers_are_exact(isa: str, dtype: torch.dtype) -> None:
+def test_wide_numbers_are_exact(vector_isa: str, dtype: torch.dtype) -> None:
     assert LIBRARY is not None
     for shape in ((0, 5), (1, 1), (3, 16), (4, 33), (70, 600)):
         x = torch.randn(shape).to(dtype)
@@ -81,7 +81,7 @@ def test_wide_numbers_are_exact(isa: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 16), (5, 33), (2, 3, 17), (40, 1030)], ids=str)
-def test_norms_with_a_mean_are_the_references(isa: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_norms_with_a_mean_are_the_references(vector_isa: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert LIBRARY is not None
     x, weight, bias = (
         torch.randn(shape).to(dtype) * 3 + 1,

@@ -73,6 +73,26 @@ def test_all_instruction_sets_keep_and_multiply_alike(isa: str, bits: int) -> No
     torch.testing.assert_close(ops.linear(x, own, 70), product, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_integers_and_scales_that_are_placed_are_what_is_multiplied(isa: str, bits: int, scales: torch.dtype) -> None:
+    ops, top = QuantizedOps(LIBRARY, bits, 32, scales), 1 << (bits - 1)
+    for rows, width in ((7, 40), (65, 256), (130, 72)):
+        codes = torch.randint(-top, top, (rows, width), dtype=torch.int8)
+        factors = torch.rand(rows, -(-width // 32)).to(scales)
+        weight = ops.empty(rows + 3, width, torch.float32)
+        ops.pack(weight, rows + 3, 0, torch.zeros(3, width))
+        ops.place(weight, rows + 3, 3, codes, factors)
+        plain = codes.float() * factors.float().repeat_interleave(32, 1)[:, :width]
+        assert torch.equal(ops.rows(weight, rows + 3, width, torch.arange(3, rows + 3)), plain)
+        x = torch.randn(40, width)
+        found, exact = ops.linear(x, weight, rows + 3)[:, 3:], x.double() @ plain.double().T
+        assert ((found - exact).abs() <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)).all()
+        assert torch.equal(ops.linear(x[5:6], weight, rows + 3)[0, 3:], found[5])
+    with pytest.raises(ValueError, match=r"codes of torch.int8 .* in groups of 32"):
+        ops.place(weight, rows + 3, 0, codes, factors[:, 1:])
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_plain_torch_rounds_and_multiplies_like_the_kernels(kind: tuple[int, int]) -> None:
     torch.manual_seed(1)

@@ -17,6 +17,7 @@
 #include "pieces.h"
 #include "softmax.h"
 #include "tasks.h"
+#include "tile_products.h"
 #include "tiles.h"
 
 namespace {
@@ -74,6 +75,7 @@ struct Attend {
     template <int R>
     void fold(const Piece<T>& piece, int64_t first, bool fetch, Sums& sums) const {
         Floats scores[R][kTiles] = {};
+        constexpr int64_t chunk = kTiled<T> ? kChunk : 1;
         const int64_t units = (a.head_size + kEach - 1) / kEach;
         const T* query = &rows.query[first * rows.across];
         for (int t = 0; t + kAbreast <= kTiles; t += kAbreast) {
@@ -81,24 +83,39 @@ struct Attend {
             Floats some[R][kAbreast] = {};
             const T* tiles[kAbreast];
             for (int c = 0; c < kAbreast; ++c) tiles[c] = piece.keys[t + c];
+            int64_t begin = 0;
             for (int part = 0; part < kAbreast; ++part) {  // while keys are multiplied, values come nearer
-                const int64_t begin = units * part / kAbreast, count = units * (part + 1) / kAbreast - begin;
-                const int64_t bytes = kLanes * piece.across * static_cast<int64_t>(sizeof(T));
+                const int64_t end = part + 1 < kAbreast ? units * (part + 1) / kAbreast / chunk * chunk : units;
+                const int64_t count = end - begin, bytes = kLanes * piece.across * static_cast<int64_t>(sizeof(T));
                 Ahead ahead;
                 if (fetch && t + part >= piece.first_tile && t + part < piece.tiles && count)
                     ahead = {reinterpret_cast<const char*>(piece.values[t + part]), bytes / count};
                 const T* from[kAbreast];
                 for (int c = 0; c < kAbreast; ++c) from[c] = tiles[c] + begin * kLanes * kEach;
                 multiply<T, R, kAbreast>(some, query + begin * kEach, rows.across, from, kLanes * kEach, count, ahead);
+                begin = end;
             }
             for (int r = 0; r < R; ++r)
                 for (int c = 0; c < kAbreast; ++c) scores[r][t + c] = some[r][c];
         }
         T weights[R][kPanel];
         float fades[R];
+        const int64_t end = weigh_rows(piece, first, R, scores, weights, fades, sums);
+        int64_t column = 0;
+        for (; kAbreast > 1 && column + kPanel <= piece.across; column += kPanel)
+            add_values<R, kAbreast>(piece, end, column, weights[0], fades, first, fetch, sums);
+        for (; column < piece.across; column += kLanes)
+            add_values<R, 1>(piece, end, column, weights[0], fades, first, fetch, sums);
+    }
+
+    // Scores of rows [first, first + count) become weights. Returns the end of what these rows see: values behind it have
+    // no weight.
+    inline __attribute__((always_inline)) int64_t weigh_rows(const Piece<T>& piece, int64_t first, int64_t count,
+                                                             Floats (*scores)[kTiles], T (*weights)[kPanel], float* fades,
+                                                             Sums& sums) const {
         const bool plain = a.softcap == 0 && !a.alibi;
-        int64_t end = piece.position;  // of what these rows see: values behind it have no weight
-        for (int r = 0; r < R; ++r) {
+        int64_t end = piece.position;
+        for (int64_t r = 0; r < count; ++r) {
             const auto& row = rows.all[first + r];
             end = std::max(end, std::min(row.seen.end, piece.end));
             float factor = a.scale * kLog2E;
@@ -107,12 +124,15 @@ struct Attend {
                 factor = 1;
             }
             fades[r] = weigh(scores[r], factor, weights[r], &sums.most[first + r], &sums.totals[(first + r) * kLanes]);
+            if constexpr (kTiled<T>) fade(&sums.values[(first + r) * sums.across], sums.across, fades[r]);
         }
-        int64_t column = 0;
-        for (; kAbreast > 1 && column + kPanel <= piece.across; column += kPanel)
-            add_values<R, kAbreast>(piece, end, column, weights[0], fades, first, fetch, sums);
-        for (; column < piece.across; column += kLanes)
-            add_values<R, 1>(piece, end, column, weights[0], fades, first, fetch, sums);
+        return end;
+    }
+
+    // A step of its own where sums go on in either kind of register: else the compiler could round product and sum at once.
+    static __attribute__((noinline)) void fade(float* values, int64_t count, float by) {
+        if (by == 1) return;
+        for (int64_t i = 0; i < count; i += kLanes) ::store(values + i, ::load(values + i) * by);
     }
 
     template <int R, int C>
@@ -120,12 +140,14 @@ struct Attend {
                                               const float* fades, int64_t first, bool fetch, Sums& into) const {
         Floats sums[R][C];
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c)
-                sums[r][c] = load(&into.values[(first + r) * into.across + column + c * kLanes]) * fades[r];
+            for (int c = 0; c < C; ++c) {
+                sums[r][c] = load(&into.values[(first + r) * into.across + column + c * kLanes]);
+                if constexpr (!kTiled<T>) sums[r][c] *= fades[r];
+            }
         for (int t = piece.first_tile; piece.position + t * kLanes < end; ++t) {
             const T* tiles[C];
             for (int c = 0; c < C; ++c) tiles[c] = piece.values[t] + (column + c * kLanes) * kEach;
-            const int64_t left = end - piece.position - t * kLanes, keys = left < kLanes ? left : kLanes;
+            const int64_t left = end - piece.position - t * kLanes, keys = kTiled<T> || left > kLanes ? kLanes : left;
             const int64_t whole = keys / kEach, step = piece.across * kEach;
             Ahead ahead;
             if (fetch && piece.next[t])
@@ -143,13 +165,68 @@ struct Attend {
             for (int c = 0; c < C; ++c) store(&into.values[(first + r) * into.across + column + c * kLanes], sums[r][c]);
     }
 
+#if defined(TILE_REGISTERS)
+    // Folds one piece into the sums of up to sixteen rows from `first` on.
+    void fold_tiled(const Piece<T>& piece, int64_t first, int64_t count, bool fetch, Sums& sums) const {
+        Floats scores[kTileRows][kTiles];
+        T weights[kTileRows][kPanel];
+        float fades[kTileRows];
+        const int64_t units = (a.head_size + kEach - 1) / kEach, bytes = kLanes * piece.across * 2;
+        multiply_in_tiles<1, kTiles>(reinterpret_cast<float*>(scores), sizeof scores[0], count,
+                                     &rows.query[first * rows.across], rows.across, piece.keys, kLanes * kEach, units,
+                                     [&](int64_t unit, int64_t end) {
+                                         if (!fetch) return;
+                                         for (int t = piece.first_tile; t < piece.tiles; ++t)
+                                             fetch_part(piece.values[t], bytes, unit, end, units);
+                                     });
+        const int64_t end = weigh_rows(piece, first, count, scores, weights, fades, sums);
+        int64_t column = 0;
+        for (; column + kPanel <= piece.across; column += kPanel)
+            add_tiled_values<kTiles>(piece, end, column, weights[0], first, count, fetch, sums);
+        for (; column < piece.across; column += kLanes)
+            add_tiled_values<1>(piece, end, column, weights[0], first, count, fetch, sums);
+    }
+
+    template <int C>
+    void add_tiled_values(const Piece<T>& piece, int64_t end, int64_t column, const T* weights, int64_t first, int64_t count,
+                          bool fetch, Sums& into) const {
+        const TileBlock<1, C> block(count, kLanes / kEach);
+        float* sums = &into.values[first * into.across + column];
+        const int64_t stride = into.across * static_cast<int64_t>(sizeof(float));
+        block.load(sums, stride);
+        for (int t = piece.first_tile; piece.position + t * kLanes < end; ++t) {
+            const char* tiles[C];
+            for (int c = 0; c < C; ++c)
+                tiles[c] = reinterpret_cast<const char*>(piece.values[t] + (column + c * kLanes) * kEach);
+            if (fetch && piece.next[t])
+                fetch_part(piece.next[t], kLanes * piece.across * 2, column, column + C * kLanes, piece.across);
+            block.add(weights + t * kLanes, kPanel * 2, tiles, piece.across * 4);
+        }
+        block.store(sums, stride);
+    }
+
+    // Lines of the part [from, to) of `all` that lie where `bytes` begin.
+    static void fetch_part(const T* begin, int64_t bytes, int64_t from, int64_t to, int64_t all) {
+        for (int64_t at = bytes * from / all; at < bytes * to / all; at += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(begin) + at, 0, 2);
+    }
+#endif
+
     // Folds the piece at `at` into rows [first, last), in blocks of as equal size as can be.
     void fold_rows(const Piece<T>& piece, int64_t first, int64_t last, Sums& sums) const {
-        const int64_t blocks = (last - first + kRows - 1) / kRows;
+        const bool tiled = kTiled<T> && last - first >= kTiledRows;
+        const int64_t most = tiled ? kTileRows : kRowsOf<T>, blocks = (last - first + most - 1) / most;
         for (int64_t b = 0; b < blocks; ++b) {
             const int64_t from = first + (last - first) * b / blocks, until = first + (last - first) * (b + 1) / blocks;
             const bool fetch = b == 0 && piece.in_place;
-            with_rows(until - from, [&](auto count) { fold<decltype(count)::value>(piece, from, fetch, sums); });
+#if defined(TILE_REGISTERS)
+            if constexpr (kTiled<T>)
+                if (tiled) {
+                    fold_tiled(piece, from, until - from, fetch, sums);
+                    continue;
+                }
+#endif
+            with_rows<kRowsOf<T>>(until - from, [&](auto count) { fold<decltype(count)::value>(piece, from, fetch, sums); });
         }
     }
 
@@ -294,6 +371,7 @@ void attend(const PagedAttention& a) {
     Kept kept(work, a.kv_heads);
     const int64_t count = static_cast<int64_t>(work.units.size()) * a.kv_heads;
     share_out(count, work.cost * a.kv_heads * a.head_size >= kParallelProducts, [&](Pieces& pieces) {
+        const Flushed flushed;
         Reader<T> reader(a);
         Rows<T> rows(work.most_rows, a.head_size);
         Sums whole(work.most_rows, value_size_of(a)), part(work.most_rows, value_size_of(a));

@@ -59,4 +59,6 @@ extern const AttentionOps attention_generic;
 extern const AttentionOps attention_avx2;
 extern const AttentionOps attention_avx512;
 extern const AttentionOps attention_avx512_bf16;
+extern const AttentionOps attention_amx;
+extern const AttentionOps attention_amx_emulated;
 #endif

@@ -8,6 +8,7 @@
 
 #include "../variant.h"
 #include "parallel.h"
+#include "tile_products.h"
 #include "tiles.h"
 
 namespace {
@@ -81,6 +82,23 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, in
 
 // --- products -----------------------------------------------------------------------------------------------
 
+// Sums and bias become results; `columns` are left from the first one on.
+template <typename T, int C>
+inline __attribute__((always_inline)) void put(T* out, int64_t out_stride, const Floats (*sums)[C], int64_t rows,
+                                               const T* bias, int64_t columns) {
+    for (int c = 0; c < C; ++c) {
+        const int64_t left = columns - c * kLanes;
+        const bool whole = left >= kLanes;
+        Floats added = {};
+        if (bias) added = whole ? load(bias + c * kLanes) : load(bias + c * kLanes, left);
+        for (int64_t r = 0; r < rows; ++r) {
+            T* to = out + r * out_stride + c * kLanes;
+            const Floats value = bias ? sums[r][c] + added : sums[r][c];
+            whole ? store(to, value) : store(to, value, left);
+        }
+    }
+}
+
 template <typename T, int R, int C>
 void block(T* out, int64_t out_stride, const T* x, int64_t x_stride, const T* tile, int64_t step, int64_t units,
            const T* bias, int64_t columns, Ahead ahead) {
@@ -88,17 +106,7 @@ void block(T* out, int64_t out_stride, const T* x, int64_t x_stride, const T* ti
     const T* tiles[C];
     for (int c = 0; c < C; ++c) tiles[c] = tile + c * kLanes * Units<T>::kNumbers;
     multiply<T, R, C>(sums, x, x_stride, tiles, step, units, ahead);
-    for (int c = 0; c < C; ++c) {
-        const int64_t left = columns - c * kLanes;
-        const bool whole = left >= kLanes;
-        Floats added = {};
-        if (bias) added = whole ? load(bias + c * kLanes) : load(bias + c * kLanes, left);
-        for (int r = 0; r < R; ++r) {
-            T* to = out + r * out_stride + c * kLanes;
-            const Floats value = bias ? sums[r][c] + added : sums[r][c];
-            whole ? store(to, value) : store(to, value, left);
-        }
-    }
+    put<T, C>(out, out_stride, sums, R, bias, columns);
 }
 
 template <typename T>
@@ -107,19 +115,68 @@ const T* panel_of(const Product& p, int64_t panel) {
     return static_cast<const T*>(p.weight) + panel * kPanel * units_of(p.in, each) * each;
 }
 
+#if defined(TILE_REGISTERS)
+// Up to R * 16 rows of x times one panel, C tiles at a time. The first C fetch what comes next.
+template <int R, int C>
+void tiled_block(const Product& p, const BFloat16* weight, int64_t panel, int64_t first, int64_t rows, Ahead ahead) {
+    const int64_t units = units_of(p.in, 2), width = width_of(panel, p.out);
+    const BFloat16* bias = p.bias ? static_cast<const BFloat16*>(p.bias) + panel * kPanel : nullptr;
+    const BFloat16* x = static_cast<const BFloat16*>(p.x) + first * p.x_stride;
+    BFloat16* out = static_cast<BFloat16*>(p.result) + first * p.result_stride + panel * kPanel;
+    const auto some = [&](auto number, int64_t column) {
+        constexpr int count = decltype(number)::value;
+        Floats sums[R * kTileRows][count];
+        const BFloat16* tiles[count];
+        for (int c = 0; c < count; ++c) tiles[c] = weight + (column + c * kLanes) * 2;
+        const Ahead own = column ? Ahead() : ahead;
+        multiply_in_tiles<R, count>(reinterpret_cast<float*>(sums), sizeof sums[0], rows, x, p.x_stride, tiles, width * 2,
+                                    units, [&](int64_t unit, int64_t end) {
+                                        for (; unit < end; ++unit) fetch(own, unit);
+                                    });
+        put<BFloat16, count>(out + column, p.result_stride, sums, rows, bias ? bias + column : nullptr,
+                             p.out - panel * kPanel - column);
+    };
+    int64_t column = 0;
+    for (; column + C * kLanes <= width; column += C * kLanes) some(Count<C>(), column);
+    for (; column < width; column += kLanes) some(Count<1>(), column);
+}
+
+// Rows [first, last) of x times one panel, 32 at a time, or sixteen where there are no more.
+void tiled_product(const Product& p, const BFloat16* weight, int64_t panel, int64_t first, int64_t last) {
+    constexpr int64_t most = 2 * kTileRows;
+    const int64_t blocks = (last - first + most - 1) / most, unit = width_of(panel, p.out) * 4;
+    const int64_t bytes = unit * units_of(p.in, 2);
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t from = first + (last - first) * b / blocks, rows = first + (last - first) * (b + 1) / blocks - from;
+        Ahead ahead;
+        const char* begin = reinterpret_cast<const char*>(weight);
+        if (blocks == 1)
+            ahead = {begin + kFetchAhead, unit};
+        else if (b < 4)
+            ahead = {begin + bytes + b * (bytes / 4), unit / 4};
+        rows > kTileRows ? tiled_block<2, 2>(p, weight, panel, from, rows, ahead)
+                         : tiled_block<1, kTiles>(p, weight, panel, from, rows, ahead);
+    }
+}
+#endif
+
 // Rows [first, last) of x times one panel. Rows are cut evenly, so that no block is left with one.
 template <typename T>
 void panel_product(const Product& p, const T* weight, int64_t panel, int64_t first, int64_t last) {
     constexpr int64_t each = Units<T>::kNumbers;
     const int64_t units = units_of(p.in, each), width = width_of(panel, p.out);
+#if defined(TILE_REGISTERS)
+    if constexpr (kTiled<T>)
+        if (last - first >= kTiledRows) return tiled_product(p, weight, panel, first, last);
+#endif
     const T* bias = p.bias ? static_cast<const T*>(p.bias) + panel * kPanel : nullptr;
     const int64_t columns = p.out - panel * kPanel;
-    const int64_t blocks = (last - first + kRows - 1) / kRows, bytes = width * units * each * sizeof(T);
+    const int64_t blocks = (last - first + kRowsOf<T> - 1) / kRowsOf<T>, bytes = width * units * each * sizeof(T);
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t from = first + (last - first) * b / blocks, to = first + (last - first) * (b + 1) / blocks;
         T* out = static_cast<T*>(p.result) + from * p.result_stride + panel * kPanel;
         const T* x = static_cast<const T*>(p.x) + from * p.x_stride;
-        with_rows(to - from, [&](auto count) {
+        with_rows<kRowsOf<T>>(to - from, [&](auto count) {
             constexpr int R = decltype(count)::value;
             if (width == kPanel && kAbreast == kTiles) {
                 // One pass: what comes next in this panel. Several: the first four fetch the next panel between them.
@@ -144,6 +201,7 @@ void product(const Product& p) {
     const int64_t panels = (in_tiles(p.out) + kPanel - 1) / kPanel;
     const int64_t parts = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     share_out(panels * parts, p.rows * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
+        const Flushed flushed;
         for (int64_t i; pieces.next(&i);) {
             const int64_t part = i / panels;
             const int64_t first = p.rows * part / parts, last = p.rows * (part + 1) / parts;
@@ -158,6 +216,7 @@ void plain_product(const Product& p, Matrix weight) {
     constexpr int64_t each = Units<T>::kNumbers;
     const int64_t panels = (in_tiles(p.out) + kPanel - 1) / kPanel;
     share_out(panels, p.rows * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
+        const Flushed flushed;
         std::unique_ptr<T[]> packed(new T[kPanel * units_of(p.in, each) * each]());
         for (int64_t i; pieces.next(&i);) {
             const int64_t first = i * kPanel, last = first + kPanel < p.out ? first + kPanel : p.out;
@@ -185,6 +244,7 @@ void grouped(const Product& p, const int64_t* counts, int64_t groups) {
         own.weight = static_cast<const char*>(p.weight) + group * size;
     }
     share_out(count * panels, at * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
+        const Flushed flushed;
         for (int64_t i; pieces.next(&i);) {
             const Product& own = each[i / panels];
             panel_product<T>(own, panel_of<T>(own, i % panels), i % panels, 0, own.rows);

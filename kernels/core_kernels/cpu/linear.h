@@ -39,4 +39,6 @@ extern const LinearOps linear_generic;
 extern const LinearOps linear_avx2;
 extern const LinearOps linear_avx512;
 extern const LinearOps linear_avx512_bf16;
+extern const LinearOps linear_amx;
+extern const LinearOps linear_amx_emulated;
 #endif

@@ -34,7 +34,8 @@ public:
           key_across_(in_tiles(a.head_size)),
           across_(in_tiles(a.value_size ? a.value_size : a.head_size)),
           keys_(units_ ? nullptr : make_buffer<T>(kPanel * key_across_)),
-          values_(units_ && !a.value_size ? nullptr : make_buffer<T>(kPanel * across_)) {}
+          values_(units_ && !a.value_size ? nullptr : make_buffer<T>(kPanel * across_)),
+          last_(kTiled<T> ? make_buffer<T>(kLanes * across_) : nullptr) {}
 
     // Of the positions [at, at + 64) those in [first, end) are seen.
     Piece<T> piece(const PagedAttention& a, const int32_t* table, int64_t head, int64_t at, int64_t first, int64_t end) {
@@ -56,6 +57,7 @@ public:
                 turn_tile(rows, piece.keys[t], across_);
                 piece.values[t] = rows;
             }
+        if constexpr (kTiled<T>) fill_up(piece);
         return piece;
     }
 
@@ -72,6 +74,22 @@ public:
 private:
     static const T* key_at(const PagedAttention& a, const int32_t* table, int64_t head, int64_t place) {
         return keys_of<T>(a, table[place / a.block_size], head) + place % a.block_size * a.head_size;
+    }
+
+    // Makes the last values sixteen, with zeros behind them: registers multiply whole chunks of keys, and what lies beside
+    // the last key is no key of this sequence.
+    void fill_up(Piece<T>& piece) {
+        constexpr int64_t each = Units<T>::kNumbers;
+        const int64_t keys = (piece.end - piece.position) % kLanes;
+        if (keys == 0) return;
+        T* rows = last_.get();
+        const T* values = piece.values[piece.tiles - 1];
+        const int64_t whole = keys / each * each * across_;
+        std::memcpy(rows, values, whole * sizeof(T));
+        std::memset(rows + whole, 0, (kLanes * across_ - whole) * sizeof(T));
+        if (keys % each)
+            for (int64_t n = 0; n < across_; ++n) rows[whole + n * each] = values[whole + n * each];
+        piece.values[piece.tiles - 1] = rows;
     }
 
     static int64_t in_tiles(int64_t numbers) { return (numbers + kLanes - 1) / kLanes * kLanes; }
@@ -109,7 +127,7 @@ private:
 
     const bool units_;
     const int64_t key_across_, across_;
-    const Buffer<T> keys_, values_;
+    const Buffer<T> keys_, values_, last_;
 };
 
 }  // namespace

@@ -10,41 +10,23 @@
 #include <memory>
 
 #include "../variant.h"
+#include "buffer.h"
 #include "codes.h"
+#include "integers.h"
 #include "parallel.h"
+#include "tile_codes.h"
 
 namespace {
 
-constexpr int64_t kParallelProducts = 1 << 17;  // below this a second thread costs more than it saves
 constexpr int64_t kRowsAtOnce = 384;            // rows of x that stay in a core's cache beside a panel
 // Bytes between what is read of a panel and what is fetched; as measured: neither does well with the other's.
 template <int kBits>
 constexpr int64_t kFetchAhead = kBits == 8 ? 4096 : 8192;
 constexpr int64_t kRunBytes = 256 << 10;        // of the panels that a worker takes at once with few rows
 constexpr int64_t kFewRows = 12;                // with more, products take longer than fetching and are shared out finely
-constexpr int64_t kLine = 64;                   // bytes that are fetched together
-constexpr int64_t kLargest = 32639;             // of sixteen bits whose both bytes are signed
+constexpr int64_t kLineBytes = 64;              // that are fetched together
+constexpr int64_t kLargestGroup = 256;
 constexpr int kTogether = kMultipliesBytes ? 3 : kRows;  // rows of a block; a sum for each byte of x takes two registers
-
-int64_t rounded_up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
-
-// Where things are in a weight [rows, width].
-struct Layout {
-    int64_t rows, width, bits, group;
-
-    int64_t filled() const { return rounded_up(width, kInputsTogether); }
-    int64_t groups() const { return (width + group - 1) / group; }
-    int64_t inputs(int64_t index) const { return std::min(group, filled() - index * group); }
-    int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
-    int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
-    int64_t row_bytes() const { return groups() * sizeof(BFloat16) + filled() * bits / 8; }
-    int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
-    int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
-    // Of a panel with so many columns.
-    int64_t group_at(int64_t index, int64_t columns) const {
-        return columns * index * (static_cast<int64_t>(sizeof(BFloat16)) + group * bits / 8);
-    }
-};
 
 // --- rounding weights ---------------------------------------------------------------------------------------
 
@@ -74,12 +56,15 @@ void round_all(int8_t* codes, const float* numbers, int64_t count, float scale) 
     }
 }
 
-template <typename T>
-void read_row(float* to, const T* from, int64_t count, int64_t stride) {
-    int64_t at = 0;
-    if (stride == 1)
-        for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
-    for (; at < count; ++at) to[at] = widened(from[at * stride]);
+// One row's integers of a group, and its scale, where a panel with so many columns has them.
+template <int kBits, typename Scale>
+void put_group(uint8_t* group, int64_t column, int64_t columns, Scale scale, const int8_t* codes, int64_t inputs) {
+    std::memcpy(group + column * sizeof scale, &scale, sizeof scale);
+    uint8_t* place = group + columns * sizeof scale + column * sizeof(uint32_t);
+    for (int64_t k = 0; k < inputs; k += Codes<kBits>::kInputs, place += columns * sizeof(uint32_t)) {
+        const uint32_t word = Codes<kBits>::word(codes + k);
+        std::memcpy(place, &word, sizeof word);
+    }
 }
 
 // One panel's part of rows [first, last) of the weight, from a matrix with any strides.
@@ -97,19 +82,31 @@ void pack_panel(uint8_t* to, const T* from, int64_t panel, int64_t first, int64_
             uint8_t* group = to + at.panel_at(panel) + at.group_at(g, columns);
             const BFloat16 scale = scale_of<kBits>(own, inputs);
             round_all<kBits>(codes.get(), own, inputs, widened(scale));
-            std::memcpy(group + column * sizeof scale, &scale, sizeof scale);
-            uint8_t* place = group + columns * sizeof scale + column * sizeof(uint32_t);
-            for (int64_t k = 0; k < inputs; k += Codes<kBits>::kInputs, place += columns * sizeof(uint32_t)) {
-                const uint32_t word = Codes<kBits>::word(codes.get() + k);
-                std::memcpy(place, &word, sizeof word);
-            }
+            put_group<kBits>(group, column, columns, scale, codes.get(), inputs);
         }
     }
 }
 
+// The same of integers that are there already, with their scales [rows, groups].
+template <int kBits, typename Scale>
+void place_all(void* to, const int8_t* codes, const Scale* scales, int64_t first, Matrix source, Layout at) {
+    share_out(source.rows, source.rows * source.width >= kParallelProducts, [=](Pieces& pieces) {
+        std::unique_ptr<int8_t[]> own(new int8_t[at.filled()]());
+        for (int64_t i; pieces.next(&i);) {
+            std::memcpy(own.get(), codes + i * source.row_stride, source.width);
+            const int64_t panel = (first + i) / kPanel, columns = at.columns(panel);
+            for (int64_t g = 0; g < at.groups(); ++g) {
+                uint8_t* group = static_cast<uint8_t*>(to) + at.panel_at(panel) + at.group_at(g, columns);
+                put_group<kBits>(group, (first + i) % kPanel, columns, scales[i * at.groups() + g], own.get() + g * at.group,
+                                 at.inputs(g));
+            }
+        }
+    });
+}
+
 template <typename T, int kBits>
 void pack(void* to, const void* from, int64_t first, Matrix source, int64_t rows, Rounding kept) {
-    const Layout at = {rows, source.width, kBits, kept.group};
+    const Layout at = {rows, source.width, kBits, kept.group, kept.has_halves};
     const int64_t last = first + source.rows, begin = first / kPanel;
     const int64_t count = source.rows ? (last - 1) / kPanel - begin + 1 : 0;
     share_out(count, source.rows * source.width >= kParallelProducts, [=](Pieces& pieces) {
@@ -120,21 +117,20 @@ void pack(void* to, const void* from, int64_t first, Matrix source, int64_t rows
 
 template <typename T, int kBits>
 void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows, Rounding kept) {
-    const Layout at = {rows, width, kBits, kept.group};
+    const Layout at = {rows, width, kBits, kept.group, kept.has_halves};
     share_out(count, count * width >= kParallelProducts, [=](Pieces& pieces) {
         std::unique_ptr<float[]> numbers(new float[at.filled() + kLanes]());
         for (int64_t i; pieces.next(&i);) {
             const int64_t panel = ids[i] / kPanel, columns = at.columns(panel), column = ids[i] % kPanel;
             for (int64_t g = 0; g < at.groups(); ++g) {
                 const uint8_t* group = static_cast<const uint8_t*>(weight) + at.panel_at(panel) + at.group_at(g, columns);
-                BFloat16 scale;
-                std::memcpy(&scale, group + column * sizeof scale, sizeof scale);
-                const uint8_t* place = group + columns * sizeof scale + column * sizeof(uint32_t);
+                const float scale = scale_at(group + column * sizeof(BFloat16), at);
+                const uint8_t* place = group + columns * sizeof(BFloat16) + column * sizeof(uint32_t);
                 float* own = numbers.get() + g * at.group;
                 for (int64_t k = 0; k < at.inputs(g); k += Codes<kBits>::kInputs, place += columns * sizeof(uint32_t)) {
                     uint32_t word;
                     std::memcpy(&word, place, sizeof word);
-                    for (int64_t j = 0; j < Codes<kBits>::kInputs; ++j) own[k + j] = widened(scale) * Codes<kBits>::code(word, j);
+                    for (int64_t j = 0; j < Codes<kBits>::kInputs; ++j) own[k + j] = scale * Codes<kBits>::code(word, j);
                 }
             }
             T* to = static_cast<T*>(out) + i * width;
@@ -142,94 +138,6 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, in
                 width - k >= kLanes ? store(to + k, load(numbers.get() + k)) : store(to + k, load(numbers.get() + k), width - k);
         }
     });
-}
-
-// --- rounding x ---------------------------------------------------------------------------------------------
-
-// Rows of x as integers of sixteen bits: in the order of pairs, or in two bytes each where bytes are multiplied, which stand
-// for 256 * high + low.
-struct Rows {
-    int64_t stride, groups;
-    std::unique_ptr<int16_t[]> pairs;
-    std::unique_ptr<int8_t[]> high, low;
-    std::unique_ptr<float[]> scales;   // [rows, groups]
-    std::unique_ptr<int32_t[]> zeros;  // [rows, groups]: takes off what the integers that mean zero add to a sum
-};
-
-typedef int8_t Chars __attribute__((vector_size(kLanes)));
-
-// Returns the power of two by which a group's numbers are divided; not a number where one of them is none.
-inline float power_for(const float* numbers, int64_t count) {
-    uint32_t most = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, numbers + i, sizeof bits);
-        bits &= 0x7fffffff;
-        most = bits > most ? bits : most;
-    }
-    float power;
-    std::memcpy(&power, &most, sizeof power);
-    if (most >= 0x7f800000) return __builtin_nanf("");
-    power = std::max(power / kLargest, 0x1p-100f);
-    std::memcpy(&most, &power, sizeof most);
-    most = (most + 0x007fffff) & 0x7f800000;
-    std::memcpy(&power, &most, sizeof power);
-    return power;
-}
-
-// Makes integers of one row's numbers, which are filled up with zeros.
-inline void round_row(Rows& rows, int64_t row, const float* numbers, int32_t* integers, Layout at) {
-    const float to_integer = 0x1.8p23f;  // a sum this large has no fraction bits left
-    for (int64_t g = 0; g < rows.groups; ++g) {
-        const int64_t first = g * at.group, end = first + at.inputs(g);
-        const float power = power_for(numbers + first, end - first), inverse = power == power ? 1 / power : 0;
-        int32_t sum = 0;
-        for (int64_t k = first; k < end; ++k) {
-            const float shifted = numbers[k] * inverse + to_integer;
-            int32_t bits;
-            std::memcpy(&bits, &shifted, sizeof bits);
-            integers[k] = inverse == 0 ? 0 : bits - 0x4b400000;
-            sum += integers[k];
-        }
-        rows.scales[row * rows.groups + g] = power;
-        rows.zeros[row * rows.groups + g] = -sum * (1 << (at.bits - 1));
-    }
-    for (int64_t k = 0; k < rows.stride; k += kLanes) {
-        Ints own;
-        std::memcpy(&own, integers + k, sizeof own);
-        if constexpr (!kMultipliesBytes) {
-            own = __builtin_shuffle(own, Ints{0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15});
-            const Halves halves = __builtin_convertvector((Words)own, Halves);
-            std::memcpy(rows.pairs.get() + row * rows.stride + k, &halves, sizeof halves);
-            continue;
-        }
-        const Ints high = (own + 128) >> 8;
-        const Chars upper = __builtin_convertvector(high, Chars), lower = __builtin_convertvector(own - (high << 8), Chars);
-        std::memcpy(rows.high.get() + row * rows.stride + k, &upper, sizeof upper);
-        std::memcpy(rows.low.get() + row * rows.stride + k, &lower, sizeof lower);
-    }
-}
-
-template <typename T>
-Rows rounded(const Product& p, Layout at) {
-    const int64_t stride = rounded_up(p.in, kLanes), size = p.rows * stride, count = p.rows * at.groups();
-    Rows rows = {stride, at.groups(), nullptr, nullptr, nullptr,
-                 std::unique_ptr<float[]>(new float[count]), std::unique_ptr<int32_t[]>(new int32_t[count])};
-    if (kMultipliesBytes) {
-        rows.high.reset(new int8_t[size]);
-        rows.low.reset(new int8_t[size]);
-    } else {
-        rows.pairs.reset(new int16_t[size]);
-    }
-    share_out(p.rows, size >= kParallelProducts, [&](Pieces& pieces) {
-        std::unique_ptr<float[]> numbers(new float[stride]());
-        std::unique_ptr<int32_t[]> integers(new int32_t[stride]());
-        for (int64_t row; pieces.next(&row);) {
-            read_row(numbers.get(), static_cast<const T*>(p.x) + row * p.x_stride, p.in, 1);
-            round_row(rows, row, numbers.get(), integers.get(), at);
-        }
-    });
-    return rows;
 }
 
 // --- products -----------------------------------------------------------------------------------------------
@@ -247,8 +155,8 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c) words[c] = load_words(from + c * sizeof(Words));
 #pragma GCC unroll 4
-        for (int line = 0; line < kLines; ++line) __builtin_prefetch(fetched + line * kLine, 0, 2);
-        fetched += kLines * kLine;
+        for (int line = 0; line < kLines; ++line) __builtin_prefetch(fetched + line * kLineBytes, 0, 2);
+        fetched += kLines * kLineBytes;
 #pragma GCC unroll 4
         for (int i = 0; i < Kept::kInputs / kAtOnce; ++i) {
             Words own[C];
@@ -275,6 +183,11 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
     }
 }
 
+// total + what a group's sum stands for.
+inline Floats add_scaled(Floats total, Ints sum, float x_scale, Floats scale) {
+    return total + __builtin_convertvector(sum, Floats) * x_scale * scale;
+}
+
 // Rows of x from `row` on times the tiles of a panel from `tile` on.
 template <int kBits, int R, int C, int kLines>
 void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t* panel, int64_t tile, int64_t columns,
@@ -285,35 +198,92 @@ void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t*
         const uint8_t* integers = panel + start + columns * sizeof(BFloat16) + tile * sizeof(Words);
         const uint8_t* ahead = fetched + start * kLines / 4;
         if (kLines) __builtin_prefetch(ahead, 0, 2);
-        if (kLines == 4) __builtin_prefetch(ahead + kLine, 0, 2);
+        if (kLines == 4) __builtin_prefetch(ahead + kLineBytes, 0, 2);
         Ints sums[R][C], high[R][C] = {};
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) sums[r][c] = Ints{} + rows.zeros[of + r * rows.groups];
         add_group<kBits, R, C, kLines>(sums, high, rows, row * rows.stride + g * at.group, integers, columns, at.inputs(g),
-                                       ahead + kLine * kLines / 2);
+                                       ahead + kLineBytes * kLines / 2);
         for (int c = 0; c < C; ++c) {
-            const Floats scale = load(reinterpret_cast<const BFloat16*>(scales) + c * kLanes);
+            const Floats scale = load_scales(scales + c * kLanes * sizeof(BFloat16), at);
             for (int r = 0; r < R; ++r) {
                 const Ints sum = kMultipliesBytes ? sums[r][c] + (high[r][c] << 8) : sums[r][c];
-                totals[r][c] += __builtin_convertvector(sum, Floats) * rows.scales[of + r * rows.groups] * scale;
+                totals[r][c] = add_scaled(totals[r][c], sum, rows.scales[of + r * rows.groups], scale);
             }
         }
     }
 }
 
-template <typename T, int R, int C>
-void put(T* out, int64_t stride, const Floats (&totals)[R][C], int64_t left) {
-    for (int r = 0; r < R; ++r)
+template <typename T, int C>
+void put(T* out, int64_t stride, const Floats (*totals)[C], int64_t rows, int64_t left) {
+    for (int64_t r = 0; r < rows; ++r)
         for (int c = 0; c < C && c * kLanes < left; ++c) {
             T* to = out + r * stride + c * kLanes;
             left - c * kLanes >= kLanes ? store(to, totals[r][c]) : store(to, totals[r][c], left - c * kLanes);
         }
 }
 
+#if defined(TILE_REGISTERS)
+// Adds the products of one group of inputs, from number `input` of a row on, to totals of sixteen rows, or fewer, and two
+// tiles, or one.
+inline void add_tiled_group(Floats (*totals)[kTiles], const Rows& rows, int64_t row, int64_t count, const Layout& at,
+                            int64_t group, const uint8_t* integers, const uint8_t* scales, int64_t tile, int64_t tiles,
+                            int64_t quads, int64_t depth) {
+    const int64_t step = tiles * sizeof(Words), x = row * rows.stride + group * at.group;
+    const uint8_t* first = integers + tile * sizeof(Words);
+    const uint8_t* second = tile + 1 < tiles ? first + sizeof(Words) : first;
+    ByteBlock::clear();
+    for (int64_t k = 0; k < quads; k += depth)
+        ByteBlock::add(rows.high.get() + x + k * kQuad, rows.low.get() + x + k * kQuad, rows.stride, first + k * step,
+                       second + k * step, step);
+    Ints high[kTileRows][2], low[kTileRows][2];
+    ByteBlock::store(high, low);
+    for (int c = 0; c < 2 && tile + c < tiles; ++c) {
+        const Floats scale = load_scales(scales + (tile + c) * kLanes * sizeof(BFloat16), at);
+        for (int64_t r = 0; r < count; ++r) {
+            const int64_t of = (row + r) * rows.groups + group;
+            const Ints sum = low[r][c] + (high[r][c] << 8) + rows.zeros[of];
+            totals[r][tile + c] = add_scaled(totals[r][tile + c], sum, rows.scales[of], scale);
+        }
+    }
+}
+
+// Rows [first, last) of x times one panel, group by group: its integers stay near while all rows are multiplied by them, and
+// the next group's are fetched.
+template <typename T, int kBits>
+void tiled_product(const Product& p, const Rows& rows, int64_t panel, int64_t first, int64_t last, Layout at) {
+    const int64_t columns = at.columns(panel), depth = depth_of(at.group);
+    const uint8_t* kept = static_cast<const uint8_t*>(p.weight) + at.panel_at(panel);
+    const Buffer<float> sums = make_buffer<float>((last - first) * kPanel);
+    auto* totals = reinterpret_cast<Floats(*)[kTiles]>(sums.get());
+    alignas(64) uint8_t wide[kLargestGroup * kPanel];
+    const ByteBlock block(depth);
+    for (int64_t g = 0; g < at.groups(); ++g) {
+        const int64_t inputs = at.inputs(g), quads = rounded_up(inputs / kQuad, depth);
+        const uint8_t *scales = kept + at.group_at(g, columns), *integers = scales + columns * sizeof(BFloat16);
+        const uint8_t *next = kept + at.group_at(g + 1, columns), *end = kept + at.group_at(g + 2, columns);
+        for (; next < end; next += kLineBytes) __builtin_prefetch(next, 0, 2);
+        if (kBits < 8 || quads * kQuad > inputs) {
+            widen<kBits>(wide, integers, columns, inputs, quads);
+            integers = wide;
+        }
+        for (int64_t row = first; row < last; row += kTileRows)
+            for (int64_t tile = 0; tile * kLanes < columns; tile += 2)
+                add_tiled_group(totals + (row - first), rows, row, std::min(kTileRows, last - row), at, g, integers,
+                                scales, tile, columns / kLanes, quads, depth);
+    }
+    T* out = static_cast<T*>(p.result) + first * p.result_stride + panel * kPanel;
+    put(out, p.result_stride, totals, last - first, p.out - panel * kPanel);
+}
+#endif
+
 // Rows [first, last) of x times one panel. Rows are cut evenly. A single block fetches what comes next in this panel;
 // of several, the first ones fetch the next panel between them.
 template <typename T, int kBits>
 void panel_product(const Product& p, const Rows& rows, int64_t panel, int64_t first, int64_t last, Layout at) {
+#if defined(TILE_REGISTERS)
+    if (last - first >= kTiledRows) return tiled_product<T, kBits>(p, rows, panel, first, last, at);
+#endif
     const int64_t columns = at.columns(panel), left = p.out - panel * kPanel, bytes = columns * at.row_bytes();
     const uint8_t* kept = static_cast<const uint8_t*>(p.weight) + at.panel_at(panel);
     const int64_t blocks = (last - first + kTogether - 1) / kTogether;
@@ -330,13 +300,13 @@ void panel_product(const Product& p, const Rows& rows, int64_t panel, int64_t fi
                            : lines == 4 ? block<kBits, R, kAbreast, 4>
                            : lines == 2 ? block<kBits, R, kAbreast, 2> : block<kBits, R, kAbreast, 1>;
                 run(totals, rows, from, kept, 0, columns, fetched, at);
-                put(out, p.result_stride, totals, left);
+                put(out, p.result_stride, totals, R, left);
                 return;
             }
             for (int64_t tile = 0; tile * kLanes < columns; ++tile) {
                 Floats totals[R][1] = {};
                 block<kBits, R, 1, 0>(totals, rows, from, kept, tile, columns, fetched, at);
-                put(out + tile * kLanes, p.result_stride, totals, left - tile * kLanes);
+                put(out + tile * kLanes, p.result_stride, totals, R, left - tile * kLanes);
             }
         });
     }
@@ -346,13 +316,13 @@ void panel_product(const Product& p, const Rows& rows, int64_t panel, int64_t fi
 template <int kBits>
 inline void fetch_first(const Product& p, int64_t panel, Layout at) {
     const uint8_t* from = static_cast<const uint8_t*>(p.weight) + at.panel_at(panel);
-    for (int64_t line = 0; line < std::min(kFetchAhead<kBits>, at.columns(panel) * at.row_bytes()); line += kLine)
+    for (int64_t line = 0; line < std::min(kFetchAhead<kBits>, at.columns(panel) * at.row_bytes()); line += kLineBytes)
         __builtin_prefetch(from + line, 0, 2);
 }
 
 template <typename T, int kBits>
 void product(const Product& p, Rounding kept) {
-    const Layout at = {p.out, p.in, kBits, kept.group};
+    const Layout at = {p.out, p.in, kBits, kept.group, kept.has_halves};
     const Rows rows = rounded<T>(p, at);
     const int64_t panels = at.panels(), parts = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     // With few rows a worker takes several panels that lie together, so that fetching ahead begins less often.
@@ -372,7 +342,7 @@ void product(const Product& p, Rounding kept) {
 
 template <typename T, int kBits>
 void grouped(const Product& p, const int64_t* counts, int64_t groups, Rounding kept) {
-    const Layout at = {p.out, p.in, kBits, kept.group};
+    const Layout at = {p.out, p.in, kBits, kept.group, kept.has_halves};
     std::unique_ptr<int64_t[]> chosen(new int64_t[groups]), begins(new int64_t[groups + 1]);
     int64_t first = 0, count = 0;
     for (int64_t group = 0; group < groups; ++group) {
@@ -416,6 +386,14 @@ void any_pack(void* to, const void* from, int64_t first, Matrix source, int64_t 
     });
 }
 
+void any_place(void* to, const int8_t* codes, const void* scales, int64_t first, Matrix source, int64_t rows, Rounding kept) {
+    with_bits(kept.bits, [&](auto bits) {
+        const Layout at = {rows, source.width, bits(), kept.group, kept.has_halves};
+        if (at.has_halves) return place_all<bits()>(to, codes, static_cast<const Float16*>(scales), first, source, at);
+        place_all<bits()>(to, codes, static_cast<const BFloat16*>(scales), first, source, at);
+    });
+}
+
 void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                 Rounding kept, int32_t dtype) {
     with_types(kept.bits, dtype, [&](auto number, auto bits) {
@@ -436,4 +414,4 @@ void any_grouped(const Product& p, const int64_t* counts, int64_t groups, Roundi
 }  // namespace
 
 extern const QuantizedOps TABLE(quantized_);
-const QuantizedOps TABLE(quantized_) = {any_pack, any_unpack, any_product, any_grouped};
+const QuantizedOps TABLE(quantized_) = {any_pack, any_place, any_unpack, any_product, any_grouped};

@@ -10,11 +10,15 @@
 struct Rounding {
     int64_t bits;  // 8 or 4
     int64_t group;
+    bool has_halves;  // scales are float16; else bfloat16
 };
 
 struct QuantizedOps {
     // Rounds rows from `first` on of a weight that has `rows`; `dtype` is the source's.
     void (*pack)(void* to, const void* from, int64_t first, Matrix source, int64_t rows, Rounding kept, int32_t dtype);
+    // The same for integers from -8 or -128 on, row_stride apart, with scales [source.rows, groups].
+    void (*place)(void* to, const int8_t* codes, const void* scales, int64_t first, Matrix source, int64_t rows,
+                  Rounding kept);
     // The rows `ids` of a weight [rows, width], plain.
     void (*unpack)(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                    Rounding kept, int32_t dtype);
@@ -29,4 +33,6 @@ extern const QuantizedOps quantized_generic;
 extern const QuantizedOps quantized_avx2;
 extern const QuantizedOps quantized_avx512;
 extern const QuantizedOps quantized_avx512_bf16;
+extern const QuantizedOps quantized_amx;
+extern const QuantizedOps quantized_amx_emulated;
 #endif

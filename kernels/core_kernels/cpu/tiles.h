@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
 #include "../vectors.h"
+#include "tile_registers.h"
 
 namespace {
 
@@ -90,28 +92,93 @@ constexpr int64_t unit_bytes() {
     return sizeof(T) * Units<T>::kNumbers;
 }
 
+// Whether products of many such rows are made in tile registers.
+template <typename T>
+constexpr bool kTiled = kTileRegisters && std::is_same_v<T, BFloat16>;
+constexpr int64_t kChunk = 16;  // units whose products are added up before they go to a sum
+constexpr int kTiledRows = 4;   // with fewer, sums stay in vector registers all the same, and memory is what is waited for
+// Rows of the largest block of other products.
+template <typename T>
+constexpr int kRowsOf = kTiled<T> ? kTiledRows - 1 : kRows;
+
 // Where to fetch from while a product is computed, so that the next one finds its operands near.
 struct Ahead {
     const char* from = nullptr;  // null: nothing
     int64_t step = 0;            // bytes from one step's first line to the next's; 256 or more: four lines a step
 };
 
+inline __attribute__((always_inline)) void fetch(Ahead ahead, int64_t unit) {
+    if (!ahead.from) return;
+    __builtin_prefetch(ahead.from + unit * ahead.step, 0, 2);
+    if (ahead.step >= 256)
+#pragma GCC unroll 4
+        for (int line = 64; line < 256; line += 64) __builtin_prefetch(ahead.from + unit * ahead.step + line, 0, 2);
+}
+
+#if defined(TILE_REGISTERS)
+// While it lives subnormal numbers are zero, as they are to tile registers.
+class Flushed {
+public:
+    Flushed() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kToZero); }
+    ~Flushed() { _mm_setcsr(before_); }
+    Flushed(const Flushed&) = delete;
+
+private:
+    static constexpr unsigned kToZero = 0x8040;  // results and operands
+    const unsigned before_;
+};
+
+// As `multiply` below, in the order of tile registers: of a chunk the first numbers' products, and the second ones', each
+// added one after the other.
+template <int R, int C>
+inline __attribute__((always_inline)) void multiply_in_chunks(Floats (&sums)[R][C], const BFloat16* x, int64_t x_stride,
+                                                              const BFloat16* const (&tiles)[C], int64_t tile_step,
+                                                              int64_t steps, Ahead ahead) {
+    for (int64_t begin = 0; begin < steps; begin += kChunk) {
+        const int64_t end = begin + kChunk < steps ? begin + kChunk : steps;
+        __m512 first[R][C] = {}, second[R][C] = {};
+        for (int64_t k = begin; k < end; ++k) {
+            fetch(ahead, k);
+            Words pairs[C];
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) std::memcpy(&pairs[c], tiles[c] + k * tile_step, sizeof(Words));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const BFloat16* pair = x + r * x_stride + 2 * k;
+                const __m512 own = _mm512_set1_ps(widened(pair[0])), other = _mm512_set1_ps(widened(pair[1]));
+#pragma GCC unroll 8
+                for (int c = 0; c < C; ++c) {
+                    first[r][c] = _mm512_fmadd_ps(own, (__m512)(pairs[c] << 16), first[r][c]);
+                    second[r][c] = _mm512_fmadd_ps(other, (__m512)(pairs[c] & 0xffff0000), second[r][c]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) sums[r][c] += (Floats)first[r][c] + (Floats)second[r][c];
+    }
+}
+#else
+struct Flushed {
+    ~Flushed() {}  // so that it is no unused variable
+};
+#endif
+
 // sums[r][c] += x[r] * tile c, `steps` units long. Strides in numbers.
 template <typename T, int R, int C>
 inline __attribute__((always_inline)) void multiply(Floats (&sums)[R][C], const T* x, int64_t x_stride,
                                                     const T* const (&tiles)[C], int64_t tile_step, int64_t steps,
                                                     Ahead ahead) {
+#if defined(TILE_REGISTERS)
+    if constexpr (kTiled<T>) return multiply_in_chunks<R, C>(sums, x, x_stride, tiles, tile_step, steps, ahead);
+#endif
     using U = Units<T>;
     for (int64_t k = 0; k < steps; ++k) {
         typename U::Column columns[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) columns[c] = U::column_of(tiles[c] + k * tile_step);
-        if (ahead.from) {
-            __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
-            if (ahead.step >= 256)
-#pragma GCC unroll 4
-                for (int line = 64; line < 256; line += 64) __builtin_prefetch(ahead.from + k * ahead.step + line, 0, 2);
-        }
+        fetch(ahead, k);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const typename U::Spread row = U::spread_of(x + r * x_stride + k * U::kNumbers);

@@ -1,0 +1,80 @@
+// Products of integers in tile registers: sixteen rows of x, whose integers are two bytes each, by two tiles of columns.
+//
+// A word of weights of eight bits (codes.h) is what a register wants of a column: four inputs, unsigned. Weights of four bits
+// are widened a group at a time. Sums are exact, so these are the very ones that vector registers give.
+#pragma once
+
+#include <cstring>
+
+#include "codes.h"
+#include "tile_registers.h"
+
+#if defined(TILE_REGISTERS)
+
+namespace {
+
+// The most quads of inputs that a product of registers takes and whole groups consist of. Groups are multiples of eight.
+inline int64_t depth_of(int64_t group) {
+    int64_t depth = kTileRows;
+    while (group / kQuad % depth) depth -= 2;
+    return depth;
+}
+
+// Registers while it lives.
+class ByteBlock {
+public:
+    explicit ByteBlock(int64_t depth) : shapes_(depth), configured_(shapes_) {}
+
+    static void clear() { tile::zero<0>(), tile::zero<1>(), tile::zero<2>(), tile::zero<3>(); }
+
+    // Adds the products of the next `depth` quads. Strides in bytes.
+    static void add(const int8_t* high, const int8_t* low, int64_t x_stride, const uint8_t* first, const uint8_t* second,
+                    int64_t stride) {
+        tile::load<4>(high, x_stride);
+        tile::load<6>(first, stride);
+        tile::add_bytes<0, 4, 6>();
+        tile::load<7>(second, stride);
+        tile::add_bytes<1, 4, 7>();
+        tile::load<5>(low, x_stride);
+        tile::add_bytes<2, 5, 6>();
+        tile::add_bytes<3, 5, 7>();
+    }
+
+    // Sums [row][tile] of both bytes.
+    static void store(Ints (&high)[kTileRows][2], Ints (&low)[kTileRows][2]) {
+        tile::store<0>(&high[0][0], sizeof high[0]);
+        tile::store<1>(&high[0][1], sizeof high[0]);
+        tile::store<2>(&low[0][0], sizeof low[0]);
+        tile::store<3>(&low[0][1], sizeof low[0]);
+    }
+
+private:
+    struct Shapes : TileShapes {
+        explicit Shapes(int64_t depth) {
+            for (int sums = 0; sums < 4; ++sums) set(sums, kTileRows, kTileBytes);
+            for (int x = 4; x < 6; ++x) set(x, kTileRows, depth * kQuad);
+            for (int columns = 6; columns < 8; ++columns) set(columns, depth, kTileBytes);
+        }
+    };
+
+    const Shapes shapes_;
+    const Configured configured_;
+};
+
+// The words of `inputs` inputs with one quad each, as those of eight bits are, and zeros behind them up to `quads` quads.
+template <int kBits>
+void widen(uint8_t* to, const uint8_t* from, int64_t columns, int64_t inputs, int64_t quads) {
+    const int64_t row = columns * sizeof(uint32_t);
+    uint8_t* const end = to + quads * row;
+    for (int64_t k = 0; k < inputs; k += Codes<kBits>::kInputs, from += row)
+        for (int quad = 0; quad < Codes<kBits>::kInputs / kQuad; ++quad, to += row)
+            for (int64_t at = 0; at < row; at += sizeof(Words)) {
+                const Words own = Codes<kBits>::quad(load_words(from + at), quad);
+                std::memcpy(to + at, &own, sizeof own);
+            }
+    std::memset(to, 0, end - to);
+}
+
+}  // namespace
+
+#endif

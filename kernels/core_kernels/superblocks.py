@@ -1,0 +1,118 @@
+"""Weights as the blocks of GGUF files, in the order in which the kernels read them, and products with them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final, NamedTuple
+
+import torch
+
+from core_kernels.packed import LANES
+from core_kernels.pages import LargePages
+from core_kernels.row_ops import DTYPES
+
+Tensor = torch.Tensor
+
+
+class Block(NamedTuple):
+    """A kind of block."""
+
+    number: int
+    """In GGUF files."""
+    inputs: int
+    """Numbers of a row that a block holds."""
+    num_bytes: int
+
+
+KINDS: Final = {
+    "Q4_0": Block(2, 32, 18),
+    "Q4_1": Block(3, 32, 20),
+    "Q5_0": Block(6, 32, 22),
+    "Q5_1": Block(7, 32, 24),
+    "Q8_0": Block(8, 32, 34),
+    "Q2_K": Block(10, 256, 84),
+    "Q3_K": Block(11, 256, 110),
+    "Q4_K": Block(12, 256, 144),
+    "Q5_K": Block(13, 256, 176),
+    "Q6_K": Block(14, 256, 210),
+}
+"""Those that are multiplied by as they are."""
+
+
+class SuperblockOps:
+    """Bound to a loaded library, for one kind of block. Safe to call from several threads.
+
+    A product's row depends on its row of x alone.
+    """
+
+    def __init__(self, library: ctypes.CDLL, kind: str) -> None:
+        self.kind: Final = kind
+        self.block: Final = KINDS[kind]
+        self._pages: Final = LargePages(library)
+        self._pack: Final = library.core_superblock_pack
+        self._unpack: Final = library.core_superblock_rows
+        self._linear: Final = library.core_superblock_linear
+        self._grouped: Final = library.core_superblock_grouped
+
+    def empty(self, rows: int, width: int, count: int | None = None) -> Tensor:
+        """Return memory for a weight [rows, width], or for `count` of them: the bytes of the file, for whole tiles."""
+        tiles, across = -(-rows // LANES), LANES * self.row_bytes(width)
+        shape = (tiles, across) if count is None else (count, tiles, across)
+        return self._pages.take((1 if count is None else count) * tiles * across).view(shape)
+
+    def row_bytes(self, width: int) -> int:
+        """Return the bytes of a row. Raises `ValueError` for a width that is no number of whole blocks."""
+        if width % self.block.inputs:
+            raise ValueError(f"rows of {width} numbers are not made of whole {self.kind} blocks of {self.block.inputs}")
+        return width // self.block.inputs * self.block.num_bytes
+
+    def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
+        """Put uint8 [n, blocks, bytes of a block] to rows from `first` on of a weight of so many rows."""
+        if tensor.dtype is not torch.uint8 or tensor.dim() != 3 or tensor.shape[2] != self.block.num_bytes:
+            raise ValueError(f"{self.kind} blocks have {self.block.num_bytes} bytes; given {list(tensor.shape)}")
+        self._fits(weight, tensor.shape[1] * self.block.inputs)
+        if weight.is_meta:  # of a model that is only planned
+            return
+        if tensor.stride(2) != 1 or tensor.stride(1) != self.block.num_bytes:
+            tensor = tensor.contiguous()
+        self._pack(
+            weight.data_ptr(), tensor.data_ptr(), first, *tensor.shape[:2], tensor.stride(0), rows, self.block.number
+        )
+
+    def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the rows [n, width] of numbers [n]. Raises `IndexError` for one that is none of `rows`."""
+        self._fits(weight, width)
+        ids = ids.contiguous()
+        out = torch.empty(len(ids), width, dtype=dtype)
+        if self._unpack(
+            out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows, self.block.number, DTYPES[dtype]
+        ):
+            raise IndexError(f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}")
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """Write x [n, width] @ weight.T to `out` [n, rows], whose rows may lie in a wider tensor."""
+        x = self._readable(x, weight)
+        self._linear(
+            out.data_ptr(), x.data_ptr(), weight.data_ptr(), len(x), out.shape[1], x.shape[1],
+            x.stride(0), out.stride(0), self.block.number, DTYPES[x.dtype],
+        )  # fmt: skip
+
+    def grouped(self, x: Tensor, weights: Tensor, counts: Tensor, out: Tensor) -> None:
+        """Write the product of each row of x with one of `weights` to `out`.
+
+        The first counts[0] rows are for the first weight, and so on; `counts` is int64, as long as there are weights.
+        """
+        x = self._readable(x, weights)
+        self._grouped(
+            out.data_ptr(), x.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), out.shape[1], x.shape[1],
+            x.stride(0), out.stride(0), self.block.number, DTYPES[x.dtype],
+        )  # fmt: skip
+
+    def _readable(self, x: Tensor, weight: Tensor) -> Tensor:
+        self._fits(weight, x.shape[1])
+        return x if x.stride(1) == 1 else x.contiguous()
+
+    def _fits(self, weight: Tensor, width: int) -> None:
+        if weight.shape[-1] != LANES * self.row_bytes(width):
+            raise ValueError(f"{weight.shape[-1]} bytes a tile are no {self.kind} weight of width {width}")
