@@ -16,8 +16,12 @@ class LinearMethod(Protocol):
     One instance per layer. A checkpoint tensor of the layer arrives through `load` under its own suffix
     ("weight", "qweight", "scales", ...), whole, and beside it what of it is this rank's and where that goes.
 
-    Optional: `optional_suffixes`, tensors that a checkpoint may have; `shape(suffix, part)`, which returns the shape that
-    a tensor must have in the checkpoint, or None where that is not known, so that others are refused by name.
+    Optional: `optional_suffixes`, tensors that a checkpoint may have; `other_names`, other suffixes of required ones;
+    `shape(suffix, part)`, which returns the shape that a tensor must have in the checkpoint, or None where that is not
+    known, so that others are refused by name. `facts(prefix)`: who has these four for the tensors of one checkpoint prefix,
+    where parts of a fused layer are stored unlike. `onto(plain)`: called before all else, with a function that returns a
+    fresh method of the device for plain weights; for methods that unpack what is stored (`core.quantization`). Of a device's
+    own method: `keeps(grouping)`, who keeps and multiplies by integers in groups as they are stored, or None.
     """
 
     suffixes: tuple[str, ...]
@@ -58,8 +62,8 @@ class ExpertsMethod(Protocol):
     One instance per layer. What is said of tensors and parts by `LinearMethod` holds here; of the two products
     "gate_up" and "down", `part.matrix` names the one that a tensor belongs to.
 
-    Optional: `shape`, as there; `product(layer, matrix, x, experts)`, each row's product with the matrix of its expert,
-    [n, rows]: without it the experts take no adapter.
+    Optional: `shape`, `facts`, `onto` and `keeps`, as there (`layer.parts` has each expert's); `product(layer, matrix, x,
+    experts)`, each row's product with the matrix of its expert, [n, rows]: without it the experts take no adapter.
     """
 
     suffixes: tuple[str, ...]
@@ -97,7 +101,8 @@ class QuantMethod(Protocol):
     Optional: `experts(prefix) -> ExpertsMethod | None`, `embedding(prefix) -> EmbeddingMethod | None`,
     `head(prefix) -> LinearMethod | None` for what is no linear layer (None: weights as they are);
     `kv_dtype(prefix) -> str | None`, what the attention with this prefix caches (None: the model's dtype);
-    `reads: tuple[str, ...]`, the names of other methods whose checkpoints it reads as well.
+    `reads: tuple[str, ...]`, the names of other methods whose checkpoints it reads as well. Its entry gives other names of the
+    same thing.
     """
 
     name: str

@@ -43,10 +43,12 @@ class CachedAs:
                 weights.add_instead(name, None, fill_scale, of=())
 
     def _filler(self, part: str, *, is_plan: bool) -> Callable[[torch.Tensor], None]:
+        """Return who takes a factor: of keys and values that are cached as they are, nobody needs one."""
+
         def take(tensor: torch.Tensor) -> None:
             if part in self.scales:
                 fill(self.scales[part], tensor.reshape(1))
-            elif not is_plan:
+            elif self.other_dtype and not is_plan:
                 raise ModelError(
                     f"is a factor of cached {'keys' if part == 'k' else 'values'}, which the attention backend {self._name} "
                     "does not take; choose another with --attention-backend, or a checkpoint without such factors."

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from core.contracts.part import Part
-from core.nn.kept import KeptLayer, method_of, plain_method
+from core.nn.kept import KeptLayer, method_of, plain_method, put_onto
 from core.nn.linear import PlainLinear
 from core.nn.weights import WeightMap, empty_parameter, place
 
@@ -47,7 +47,7 @@ class VocabWeight(KeptLayer):
         pieces = ((own, slice(0, own.stop - own.start)),)
         part = Part(pieces=pieces, columns_in=slice(0, hidden), out_features=vocab, in_features=hidden)
         self.parts = {prefix: part}
-        self.method = method or PlainLinear()
+        self.method = put_onto(method or PlainLinear(), lambda: plain_method(context, "head", prefix) or PlainLinear())
         self.method.create(self, hidden, self.num_rows, context.dtype)
         self.expect(weights, prefix, part)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from core.contracts.part import Part
 from core.errors import ModelError
-from core.nn.kept import KeptLayer, method_of, plain_method
+from core.nn.kept import KeptLayer, method_of, plain_method, put_onto
 from core.nn.weights import Slot, WeightMap, empty_parameter, fill
 from core.ops.reference import EXPERTS
 
@@ -98,8 +98,10 @@ class Experts(KeptLayer):
         prefix = names.expert.format("") if names.expert else names.experts_gate_up
         prefix = f"{layer}.{prefix.rpartition('.')[0]}"
         method = method_of(context.quant, "experts", prefix) or plain_method(context, "experts", prefix)
-        self.method = method or PlainExperts()
-        self.parts: dict[str, Part] = {}
+        self.method = put_onto(
+            method or PlainExperts(), lambda: plain_method(context, "experts", prefix) or PlainExperts()
+        )
+        self.parts: dict[str, Part] = self._each(names, layer) if names.expert else {}
         self.method.create(self, spec.experts, self.width, hidden, context.dtype)
         self.bias: nn.Parameter | None
         self.down_bias: nn.Parameter | None
@@ -137,18 +139,21 @@ class Experts(KeptLayer):
     def _expect_each(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect three tensors of each expert, or all experts' in a few."""
         found: list[str] = []
+        for prefix, part in self.parts.items():
+            self.expect(weights, prefix, part)
+            found += [f"{prefix}.{suffix}" for suffix in self.facts(prefix).suffixes]
+        weights.add_group_instead(self._together(names, layer), found)
+
+    def _each(self, names: WeightNames, layer: str) -> dict[str, Part]:
+        """Return the part of every expert's matrices that is this rank's."""
+        parts: dict[str, Part] = {}
         places = [(names.expert_gate, 0), (names.expert_up, 1)] if self.gated else [(names.expert_up, 0)]
         for index in range(self._spec.experts):
             expert = f"{layer}.{names.expert.format(index)}"
-            own = {
-                f"{expert}.{name}": self._part("gate_up", range(half, half + 1), expert=index) for name, half in places
-            }
-            own[f"{expert}.{names.expert_down}"] = self._part("down", expert=index)
-            self.parts |= own
-            for prefix, part in own.items():
-                self.expect(weights, prefix, part)
-                found += [f"{prefix}.{suffix}" for suffix in self.method.suffixes]
-        weights.add_group_instead(self._together(names, layer), found)
+            for name, half in places:
+                parts[f"{expert}.{name}"] = self._part("gate_up", range(half, half + 1), expert=index)
+            parts[f"{expert}.{names.expert_down}"] = self._part("down", expert=index)
+        return parts
 
     def _together(self, names: WeightNames, layer: str) -> dict[str, Slot]:
         """Return where tensors of all experts go, in the checkpoint's layout."""

@@ -33,19 +33,29 @@ class KeptLayer(nn.Module):
 
     def expect(self, weights: WeightMap, prefix: str, part: Part) -> None:
         """Expect the tensors that the method reads of one prefix."""
-        slots = self.slots(prefix, ".", self.method.suffixes, part)
+        facts = self.facts(prefix)
+        slots = self.slots(prefix, ".", facts.suffixes, part)
         for name, slot in slots.items():
             weights.add(name, slot.shape, slot.fill, slot.then)
-        for name, slot in self.slots(prefix, ".", getattr(self.method, "optional_suffixes", ()), part).items():
+        for other, suffix in getattr(facts, "other_names", {}).items():
+            name = f"{prefix}.{suffix}"
+            weights.add_group_instead({f"{prefix}.{other}": slots[name]}, (name,))
+        for name, slot in self.slots(prefix, ".", getattr(facts, "optional_suffixes", ()), part).items():
             weights.add_instead(name, slot.shape, slot.fill, (), slot.then)
+
+    def facts(self, prefix: str) -> Any:
+        """Return who knows the tensors under a prefix: the method, unless it says that those of one prefix are special."""
+        facts: Callable[[str], Any] | None = getattr(self.method, "facts", None)
+        return self.method if facts is None else facts(prefix)
 
     def slots(self, prefix: str, joint: str, suffixes: tuple[str, ...], part: Part) -> dict[str, Slot]:
         """Return where the tensors of these suffixes go, by their names in the checkpoint."""
         if self._load is None:
             self._load = _of_cut_tensors(self.method) if _is_older(self.method) else self.method.load
+        facts = self.method if part.num_experts else self.facts(prefix)
         return {
             f"{prefix}{joint}{suffix}": Slot(
-                _shape(self.method, suffix, part), partial(self._take, suffix, part), self.finish
+                _shape(facts, suffix, part), partial(self._take, suffix, part), self.finish
             )
             for suffix in suffixes
         }
@@ -66,6 +76,14 @@ def method_of(quant: QuantMethod, kind: str, prefix: str) -> Any:
     """Return the method that the quantization method has for a layer that is not linear; None: the plain one."""
     ask: Callable[[str], Any] | None = getattr(quant, kind, None)
     return None if ask is None else ask(prefix)
+
+
+def put_onto(method: Any, plain: Callable[[], Any]) -> Any:
+    """Return a method that was told, if it unpacks to other weights, what makes the device's method for plain ones."""
+    onto: Callable[[Callable[[], Any]], None] | None = getattr(method, "onto", None)
+    if onto is not None:
+        onto(plain)
+    return method
 
 
 def plain_method(context: BuildContext, kind: str, prefix: str) -> Any:

@@ -15,6 +15,7 @@ from core.contracts import AttentionParams
 from core.nn.attention import growth
 from core.nn.linear import Linear, Slice
 from core.nn.norm import make_norm
+from core.nn.unpacked import Unpacked
 from core.nn.weights import empty_parameter, fill
 from core.spec.kv import LatentKeys
 
@@ -77,12 +78,12 @@ class LatentAttention(nn.Module):
         self.value_up = empty_parameter(self.heads, spec.rank, spec.value_size, dtype=context.dtype)
         rows = spec.key_size + spec.value_size
 
-        def take(tensor: torch.Tensor) -> None:
-            own = self._group.cut(tensor.view(spec.heads, rows, spec.rank), 0)
+        def take(own: torch.Tensor) -> None:
+            own = own.view(-1, rows, spec.rank)
             fill(self.key_up.data, own[:, : spec.key_size])
             fill(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
 
-        weights.add(f"{prefix}.weight", (spec.heads * rows, spec.rank), take)
+        Unpacked(context, weights, prefix, (spec.heads * rows, spec.rank), self._group.own(spec.heads * rows), take)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """Return attention's output [n, hidden]; latents go to the cache."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from core.contracts.part import Part, in_order, merged
 from core.errors import ModelError
-from core.nn.kept import KeptLayer, plain_method
+from core.nn.kept import KeptLayer, plain_method, put_onto
 from core.nn.weights import WeightMap, empty_parameter, fill, place
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ class PlainLinear:
 def linear_method(context: BuildContext, prefix: str) -> LinearMethod:
     """Return the quantization method's for this layer; the device's, where that leaves the weight as it is."""
     method = context.quant.linear(prefix)
-    return (plain_method(context, "linear", prefix) or method) if type(method) is PlainLinear else method
+    if type(method) is PlainLinear:
+        return plain_method(context, "linear", prefix) or method
+    return put_onto(method, lambda: plain_method(context, "linear", prefix) or PlainLinear())  # type: ignore[no-any-return]
 
 
 class Linear(KeptLayer):

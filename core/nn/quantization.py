@@ -11,7 +11,7 @@ from core.errors import ModelError, did_you_mean
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts import ModelSource, QuantMethod
-    from core.plugin import Registry
+    from core.plugin import Registered, Registry
 
 PLAIN = "none"
 """The method of checkpoints that state none."""
@@ -22,8 +22,9 @@ PLAIN_WEIGHTS = "plain weights"
 def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) -> QuantMethod:
     """Return the method. Raises `ModelError` for one that is not loaded or does not read what the checkpoint states."""
     stated, asked = source.quantization, config.model.quantization
-    name = asked or stated or PLAIN
     by_name = {registered.entry.name: registered for registered in registry.entries("quant_methods")}
+    meant = _meant(stated, None, by_name)
+    name = _meant(asked, meant, by_name) or meant or PLAIN
     if name not in by_name:
         who = "--quantization" if asked else "the checkpoint"
         raise ModelError(
@@ -36,12 +37,23 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     facts = getattr(source.hf_config, "quantization_config", None)
     with registry.blame(chosen):
         method = make_method(made, facts, config)
-    if stated and stated != name and stated not in getattr(method, "reads", ()):
+    if stated and meant != name and stated not in getattr(method, "reads", ()):
         raise ModelError(
-            f"--quantization {name} does not read this checkpoint, whose weights are stored as {stated!r} by its own "
+            f"--quantization {asked} does not read this checkpoint, whose weights are stored as {stated!r} by its own "
             "account. Leave --quantization out, or take a checkpoint that is not quantized."
         )
     return method
+
+
+def _meant(name: str | None, stated: str | None, by_name: Mapping[str, Registered]) -> str | None:
+    """Return the entry that is meant by a name, which may be another one of what it reads.
+
+    Other names are in what an entry gives; of several that share one, the checkpoint's is meant.
+    """
+    if name is None or name in by_name:
+        return name
+    others = [own for own, registered in by_name.items() if name in registered.entry.gives]
+    return stated if stated in others else next(iter(sorted(others)), name)
 
 
 def plain_weights(config: EngineConfig, registry: Registry, facts: Mapping[str, Any]) -> QuantMethod | None:

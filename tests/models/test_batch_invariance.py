@@ -71,3 +71,25 @@ def test_the_same_bits_when_requests_are_preempted(dtype: str, checkpoint: Calla
     with open_engine(folder, dtype, num_gpu_blocks_override=16) as llm:
         assert answers(llm, NUM_PROMPTS) == alone
         assert llm.core.scheduler.num_preemptions > 0
+
+
+def test_the_same_bits_in_tile_registers_and_nearly_those_of_vectors(checkpoint: Callable[[str], Path]) -> None:
+    """Prompts and batches are multiplied in tile registers (AMX, emulated here), single rows are not."""
+    library = load_library()
+    assert library is not None
+    folder, best = checkpoint("Qwen3ForCausalLM"), library.core_kernels_isa()
+    with open_engine(folder, "bfloat16") as llm:
+        plain = answers(llm, 1)
+    if not library.core_kernels_use(b"amx_emulated"):
+        pytest.skip("this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI)")
+    try:
+        with open_engine(folder, "bfloat16", enable_prefix_caching=False) as llm:
+            alone = answers(llm, 1)
+            for size in (8, NUM_PROMPTS):
+                assert answers(llm, size) == alone, f"in batches of {size}"
+    finally:
+        library.core_kernels_use(best)
+    first = [answer[0][1][0] for answer in alone], [answer[0][1][0] for answer in plain]
+    assert [token for token, _ in first[0]] == [token for token, _ in first[1]]
+    for (_, score), (_, other) in zip(*first, strict=True):
+        assert score == pytest.approx(other, abs=2e-2)

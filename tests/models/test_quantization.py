@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_kernels.library import load_library
+from safetensors.torch import load_file, save_file
 
+from core import LLM, SamplingParams, memory_plan
 from core.config import EngineConfig
+from core.config.build import config_from_kwargs
 from core.config.sections import ModelConfig
 from core.errors import ModelError
 from core.nn.quantization import quant_method
 from core.plugin import load_plan, make_plan
 from core.plugin.registry import Registry
+from tests.quant_methods.stored import packed
+from tests.quant_methods.test_gptq import writer
 
 PLUGIN = '''
 """Methods of a test: one that is told both configs, and one that reads another's checkpoints."""
@@ -69,10 +75,36 @@ def test_a_method_that_only_unpacks_is_refused_where_nothing_is_packed(folder: P
         method_for(folder, registry, quantization="mxfp4")
 
 
-@pytest.mark.parametrize("asked", ["none", "mxfp4"])
+@pytest.mark.parametrize("asked", ["none", "mxfp4", "gptq_marlin"])
 def test_another_method_than_the_checkpoint_s_is_refused(folder: Path, registry: Registry, asked: str) -> None:
     with pytest.raises(ModelError, match=f"--quantization {asked} does not read this checkpoint.* stored as 'awq'"):
         method_for(folder, registry, {"quant_method": "awq", "bits": 4}, quantization=asked)
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("asked", "stated"),
+    [("awq_marlin", AWQ), ("cpu_wna16", AWQ), ("gptq_marlin", GPTQ), ("moe_wna16", GPTQ), ("gptq", GPTQ)],
+)
+def test_another_name_for_what_is_stored_passes(
+    folder: Path, registry: Registry, asked: str, stated: dict[str, Any]
+) -> None:
+    assert method_for(folder, registry, stated, quantization=asked).name == stated["quant_method"]
+
+
+def test_a_name_of_a_stored_format_is_refused_where_nothing_is_stored_so(folder: Path, registry: Registry) -> None:
+    with pytest.raises(ModelError, match="--quantization gptq reads checkpoints that are stored so"):
+        method_for(folder, registry, quantization="gptq_marlin")
+
+
+def test_a_method_that_no_plugin_has_is_named(folder: Path, registry: Registry) -> None:
+    with pytest.raises(
+        ModelError, match="the checkpoint names the quantization method 'eetq', which no loaded plugin has"
+    ):
+        method_for(folder, registry, {"quant_method": "eetq"})
 
 
 def test_a_method_may_read_what_others_wrote(folder: Path, with_methods: Registry) -> None:
@@ -96,11 +128,41 @@ def test_files_beside_the_config_name_the_method(
     folder: Path, registry: Registry, file: str, facts: dict[str, Any], method: str
 ) -> None:
     (folder / file).write_text(json.dumps(facts))
-    with pytest.raises(ModelError, match=f"the checkpoint names the quantization method '{method}', which no loaded"):
-        method_for(folder, registry)
+    assert method_for(folder, registry).name == method
     source = registry.find_model(str(folder), EngineConfig(ModelConfig(str(folder))))
     assert source is not None
     inner = facts.get("quantization", facts)
     assert source.hf_config.quantization_config == {"quant_method": method, **inner}
     overridden = method_for(folder, registry, hf_overrides={"quantization_config": None})
     assert overridden.linear("a").suffixes == ("weight",)
+
+
+@pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
+def test_a_checkpoint_of_integers_is_found_planned_and_served_as_small_as_it_is_stored(
+    folder: Path, registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    stored, plain = packed({name: tensor.float() for name, tensor in tensors.items()}, writer(4, 32))
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    other = Path(shutil.copytree(folder, tmp_path / "plain"))
+    save_file(plain, other / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    path.write_text(json.dumps({**settings, "quantization_config": {**GPTQ, "sym": True, "desc_act": False}}))
+
+    def planned(model: Path) -> int:
+        given = {"model": str(model), "dtype": "bfloat16", "max_model_len": 64}
+        return sum(memory_plan(config_from_kwargs(given, registry.options()), registry).weight_bytes)
+
+    assert planned(folder) < planned(other)
+
+    def first(model: Path) -> dict[int, float]:
+        with LLM(str(model), dtype="float32", max_model_len=64, num_threads=1, log_level="warning") as llm:
+            params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+            scores = llm.generate([[5, 9, 30, 7]], params, use_tqdm=False)[0].outputs[0].logprobs
+            assert scores is not None
+            return {token: entry.logprob for token, entry in scores[0].items()}
+
+    found = first(folder)
+    assert "no kernel of this device" not in caplog.text
+    assert found == pytest.approx(first(other), abs=0.02)

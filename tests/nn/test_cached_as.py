@@ -45,12 +45,19 @@ def test_scales_of_a_checkpoint_reach_the_backend(name: str, tmp_path: Path) -> 
     assert [(p.key_scale.item(), p.value_scale.item()) for p in found[:2]] == [(1.0, 1.0), (0.5, 0.25)]
 
 
-def test_scales_are_refused_by_name_where_nothing_reads_them(tmp_path: Path) -> None:
+class Unscaled(OneSequenceAttention):
+    kv_dtypes = ("float8_e4m3fn",)
+
+
+def test_scales_are_refused_by_name_where_a_small_cache_needs_them_and_nothing_reads_them(tmp_path: Path) -> None:
+    model, tensors = decoder(tmp_path, attention=Unscaled(), quant=SmallCache())
+    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.k_scale is a factor of cached keys, .*Unscaled"):
+        model.load_weights({**tensors, "model.layers.1.self_attn.k_scale": torch.ones(1)}.items())
+
+
+def test_scales_are_not_needed_where_keys_and_values_are_cached_as_they_are(tmp_path: Path) -> None:
     model, tensors = decoder(tmp_path)
-    with pytest.raises(
-        ModelError, match=r"layers\.0\.self_attn\.k_scale is a factor of cached keys, .*OneSequenceAttention"
-    ):
-        model.load_weights({**tensors, "model.layers.0.self_attn.k_scale": torch.ones(1)}.items())
+    model.load_weights({**tensors, "model.layers.0.self_attn.k_scale": torch.full((1,), 0.1)}.items())
 
 
 def test_a_layer_s_cache_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:

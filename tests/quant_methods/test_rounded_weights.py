@@ -16,7 +16,7 @@ from core.config import EngineConfig
 from core.contracts import BuildContext
 from core.errors import ModelError
 from core.nn.embedding import Embedding, Head
-from core.nn.linear import Linear, Slice
+from core.nn.linear import Linear, PlainLinear, Slice
 from core.nn.parallel import ParallelGroup
 from core.nn.weights import WeightMap
 from core.ops import reference
@@ -131,3 +131,12 @@ def test_integers_and_rounded_checkpoints_are_refused(name: str) -> None:
         weights.load([("a.weight", torch.zeros(8, 8, dtype=torch.int8))])
     with pytest.raises(ModelError, match=f"are stored as '{name}'.* Take the checkpoint that this one was made from"):
         METHODS[name]({"quant_method": name}, EngineConfig())
+
+
+def test_experts_alone_may_be_rounded() -> None:
+    method = rounded.ExpertsInt8(None, EngineConfig())
+    assert isinstance(method.experts("x"), PackedExperts)
+    assert type(method.linear("x")) is PlainLinear
+    assert not hasattr(method, "head")
+    with pytest.raises(ModelError, match="Take the checkpoint that this one was made from"):
+        rounded.ExpertsInt8({"quant_method": "experts_int8"}, EngineConfig())

@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from core_kernels.library import load_library
+from core_kernels.library import Library, load_library
 from core_kernels.packed import PackedOps
 from torch import nn
 
 from builtin_plugins.quant_methods.packed.experts import PackedExperts
+from builtin_plugins.quant_methods.packed.ints import PackedIntExperts, PackedInts, ops_for
 from core.api import ExpertsMethod, LinearMethod, Part, QuantMethod
 from core.nn.linear import PlainWeights
 from core.nn.weights import refuse_integers
+from core.quantization.layouts import Grouping
 
 
 def make_method(config: Any = None) -> QuantMethod:
     """Return the method, or that of weights as they are where the library is neither there nor to be built."""
     library = load_library()
-    return PlainWeights(config) if library is None else PackedWeights(PackedOps(library))
+    return PlainWeights(config) if library is None else PackedWeights(PackedOps(library), library)
 
 
 class PackedWeights:
@@ -26,13 +28,13 @@ class PackedWeights:
 
     name = "packed"
 
-    def __init__(self, ops: PackedOps) -> None:
-        self._ops = ops
+    def __init__(self, ops: PackedOps, library: Library) -> None:
+        self._ops, self._library = ops, library
 
     def linear(self, prefix: str) -> LinearMethod:
         """Return a fresh method."""
         del prefix
-        return PackedLinear(self._ops)
+        return KeepingLinear(self._ops, self._library)
 
     def head(self, prefix: str) -> LinearMethod:
         """Return a fresh method, which embeds as well."""
@@ -41,7 +43,7 @@ class PackedWeights:
     def experts(self, prefix: str) -> ExpertsMethod:
         """Return a fresh method."""
         del prefix
-        return PackedExperts(self._ops)
+        return KeepingExperts(self._ops, self._library)
 
 
 class PackedLinear:
@@ -79,3 +81,29 @@ class PackedLinear:
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of these numbers."""
         return self._ops.rows(layer.weight, self._rows, self._width, ids)  # type: ignore[arg-type]
+
+
+class KeepingLinear(PackedLinear):
+    """The same, which also knows who keeps integers as they are stored."""
+
+    def __init__(self, ops: PackedOps, library: Library) -> None:
+        super().__init__(ops)
+        self._library = library
+
+    def keeps(self, grouping: Grouping) -> PackedInts | None:
+        """Return a keeper of such integers; None: no kernel multiplies by them."""
+        make = ops_for(grouping, self._library)
+        return None if make is None else PackedInts(make)
+
+
+class KeepingExperts(PackedExperts):
+    """The same for experts."""
+
+    def __init__(self, ops: PackedOps, library: Library) -> None:
+        super().__init__(ops)
+        self._library = library
+
+    def keeps(self, grouping: Grouping) -> PackedIntExperts | None:
+        """Return a keeper of such integers."""
+        make = ops_for(grouping, self._library)
+        return None if make is None or grouping.is_ordered else PackedIntExperts(make)

@@ -14,6 +14,7 @@ from builtin_plugins.quant_methods.packed.method import PackedLinear
 from builtin_plugins.quant_methods.rounded.in_torch import TorchOps
 from core.api import EngineConfig, ExpertsMethod, LinearMethod, ModelError
 from core.contracts import EmbeddingMethod
+from core.nn.linear import PlainLinear
 
 HEAD_BITS: Final = 8
 """Of embedding and head: errors of logits are errors of tokens, and four bits of them save little."""
@@ -64,6 +65,24 @@ class Int8(Rounded):
 
     name = "int8"
     bits = 8
+
+
+class ExpertsInt8:
+    """Eight bits for experts alone."""
+
+    name = "experts_int8"
+
+    def __init__(self, stated: Any, config: EngineConfig) -> None:
+        self._rounded = Int8(stated, config)
+
+    def linear(self, prefix: str) -> LinearMethod:
+        """Return a method for plain weights."""
+        del prefix
+        return PlainLinear()
+
+    def experts(self, prefix: str) -> ExpertsMethod:
+        """Return a fresh method."""
+        return self._rounded.experts(prefix)
 
 
 class Int4(Rounded):

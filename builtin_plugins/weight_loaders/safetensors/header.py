@@ -36,6 +36,7 @@ ITEM_BITS: Final = {
     "BOOL": 8,
     "F8_E4M3": 8,
     "F8_E5M2": 8,
+    "F8_E8M0": 8,
 }
 _ADVICE: Final = "Download the file again."
 

@@ -36,6 +36,7 @@ _DTYPES: Final = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

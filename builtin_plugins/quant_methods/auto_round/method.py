@@ -1,0 +1,87 @@
+"""Which layers of an AutoRound checkpoint are packed, and how: GPTQ's or AWQ's layout, with bits and groups by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.awq.format import BITS as AWQ_BITS
+from builtin_plugins.quant_methods.awq.format import AwqFormat
+from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod
+
+PLAIN_BITS: Final = 16
+LESS: Final = {"auto_round": 0, "auto_round:auto_gptq": 1, "auto_round:gptq": 1}
+"""By packing: what GPTQ's zero points are stored less by."""
+AWQ: Final = ("auto_round:auto_awq", "auto_round:awq")
+
+
+class AutoRound(StoredMethod):
+    """What Intel's AutoRound writes."""
+
+    name = "auto-round"
+    example_config: Final = {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "group_size": 128,
+        "sym": True,
+        "data_type": "int",
+        "packing_format": "auto_round:auto_gptq",
+    }
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._config: Mapping[str, Any] = config
+        self._packing = str(config.get("packing_format") or config.get("backend") or "auto_round:auto_gptq")
+        if self._packing not in (*LESS, *AWQ) or config.get("data_type", "int") != "int":
+            raise ModelError(
+                f"quantization_config: packing_format is {self._packing!r}, data_type {config.get('data_type')!r}; read are "
+                f"{', '.join((*LESS, *AWQ))} of type int. Export the checkpoint in one of them."
+            )
+        self._special: Mapping[str, Any] = config.get("extra_config") or {}
+        blocks = config.get("block_name_to_quantize") or ()
+        self._blocks = tuple(blocks.split(",") if isinstance(blocks, str) else blocks)
+        self._format(config)
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the layer's format: its own settings where it has some, else those of all in the blocks that are named."""
+        special = self._settings(prefix)
+        if special is not None:
+            return self._format({**self._config, **special})
+        inside = not self._blocks or any(prefix.startswith(f"{block.strip()}.") for block in self._blocks)
+        return self._format(self._config) if inside else None
+
+    def decide_head(self, prefix: str) -> StoredFormat | None:
+        """Return the head's format where it has settings of its own."""
+        special = self._settings(prefix)
+        return None if special is None else self._format({**self._config, **special})
+
+    def _settings(self, prefix: str) -> Mapping[str, Any] | None:
+        """Return a layer's settings, by its name or by a pattern."""
+        if prefix in self._special:
+            return self._special[prefix]  # type: ignore[no-any-return]
+        patterns = (name for name in self._special if any(sign in name for sign in "*+?[(|\\^$"))
+        return next((self._special[name] for name in patterns if re.search(name, prefix)), None)
+
+    def _format(self, facts: Mapping[str, Any]) -> StoredFormat | None:
+        bits, group = facts.get("bits"), facts.get("group_size", 128)
+        if isinstance(bits, int) and bits >= PLAIN_BITS:
+            return None
+        allowed = (AWQ_BITS,) if self._packing in AWQ else BITS
+        if (
+            not isinstance(bits, int)
+            or bits not in allowed
+            or not isinstance(group, int)
+            or not (group == -1 or group > 0)
+        ):
+            raise ModelError(
+                f"quantization_config: {bits!r} bits in groups of {group!r}; {self._packing} has "
+                f"{', '.join(map(str, allowed))} bits and groups of -1 (a row) or more inputs."
+            )
+        if self._packing in AWQ:
+            return AwqFormat(group)
+        symmetric = facts.get("sym") is True
+        return GptqFormat(bits, group, is_symmetric=symmetric, is_ordered=False, stored_less=LESS[self._packing])

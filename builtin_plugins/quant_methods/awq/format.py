@@ -1,0 +1,57 @@
+"""How AWQ lays out a weight: [in, out], eight outputs in a word, the even ones before the odd ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from core.api import Part
+from core.quantization.formats import StoredFormat, cut_groups, groups_of
+from core.quantization.layouts import GroupedInts, Grouping
+from core.quantization.packing import centred, unpack_words
+
+BITS: Final = 4
+PER_WORD: Final = 8
+ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word each of eight outputs is, when they are packed in the order 0, 2, 4, 6, 1, 3, 5, 7."""
+
+
+class AwqFormat(StoredFormat):
+    """`group`: -1 is the whole row."""
+
+    suffixes = ("qweight", "qzeros", "scales")
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+        self.grouping = Grouping(BITS, group, has_zeros=True)
+        self.stored_bits = BITS + (16 + BITS) / max(group, 32)
+
+    def check(self, part: Part) -> None:
+        """Refuse groups that do not divide the inputs, or that ranks would cut."""
+        if groups_of(part, self._group) > 1:
+            part.columns(torch.empty(1, groups_of(part, self._group), device="meta"), per=self._group)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of one of the tensors."""
+        groups, words = groups_of(part, self._group), -(-part.out_features // PER_WORD)
+        return {
+            "qweight": (part.in_features, words),
+            "qzeros": (groups, words),
+            "scales": (groups, part.out_features),
+        }[suffix]
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> GroupedInts:
+        """Return the rank's part."""
+        codes, zeros = (
+            centred(part.rows(_in_order(tensors[name], part.out_features), 1).T, BITS) for name in ("qweight", "qzeros")
+        )
+        scales = cut_groups(part.rows(tensors["scales"], 1).T, part, self._group)
+        return GroupedInts(part.columns(codes), scales, cut_groups(zeros, part, self._group).short())
+
+
+def _in_order(words: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the numbers of each row in the order of the outputs."""
+    numbers = unpack_words(words, BITS, words.shape[-1] * PER_WORD).view(*words.shape, PER_WORD)
+    return torch.stack([numbers[..., place] for place in ORDER], -1).flatten(-2)[..., :count]

@@ -1,0 +1,33 @@
+"""Which layers of an AWQ checkpoint are packed: all but those that its config names."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.awq.format import BITS, AwqFormat
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod
+
+
+class Awq(StoredMethod):
+    """AWQ in its usual version, GEMM."""
+
+    name = "awq"
+    example_config: Final = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
+        version = str(config.get("version", "gemm")).lower()
+        if bits != BITS or version != "gemm" or not isinstance(group, int) or not (group == -1 or group > 0):
+            raise ModelError(
+                f"quantization_config: {bits!r} bits in groups of {group!r}, version {version!r}; awq has {BITS} bits, groups "
+                "of -1 (a row) or more inputs, and of its versions gemm is read. Convert the checkpoint with AutoAWQ."
+            )
+        self._plain = tuple(config.get("modules_to_not_convert") or ())
+        self._format = AwqFormat(group)
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the one format, unless a name in the config is part of the layer's."""
+        return None if any(name in prefix for name in self._plain) else self._format

@@ -1,0 +1,1 @@
+"""Ways of storing weights that several tools share, with the names of tensors as parameters."""

@@ -1,0 +1,116 @@
+"""Weights of eight-, six- and four-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from builtin_plugins.quant_methods.common.scales import Shared
+from core.api import ModelError, Part
+from core.quantization.formats import StoredFormat
+from core.quantization.layouts import ScaledFloats
+from core.quantization.packing import four_bit_floats, powers_of_two, six_bit_floats
+
+EIGHT_BIT: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+EXPONENTS: Final = (torch.uint8, torch.float8_e8m0fnu)
+
+
+class FloatsFormat(StoredFormat):
+    """Weights under one name, scales under another. `optional`: what a checkpoint may have for activations.
+
+    `other`: a name that scales have as well.
+
+    Activations are not rounded, whatever the checkpoint was made for: what it says of their scales is not needed.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        *,
+        weight: str = "weight",
+        scale: str = "weight_scale",
+        other: str = "",
+        optional: str = "",
+    ) -> None:
+        self._shared, self._weight, self._scale = shared, weight, scale
+        self.suffixes: tuple[str, ...] = (weight, scale)
+        self.optional_suffixes = tuple(optional.split())
+        self.other_names = {other: scale} if other else {}
+        self.stored_bits = 8 + (32 / shared.columns if shared.columns and shared.rows == 1 else 0)
+
+    def check(self, part: Part) -> None:
+        """Refuse blocks that ranks would cut."""
+        self._shared.check(part)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of the weight; scales come in several."""
+        return (part.out_features, part.in_features) if suffix == self._weight else None
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
+        """Return the rank's part."""
+        values = self.values(tensors[self._weight], part)
+        scales = self._shared.of_rank(self.scales(tensors), part)
+        return ScaledFloats(values, scales, self._shared.group(part))
+
+    def values(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return the rank's numbers."""
+        if tensor.dtype not in EIGHT_BIT:
+            raise ModelError(f"has a {self._weight} of {_name(tensor)}, which is none of eight-bit floats.")
+        return part.columns(part.rows(tensor))
+
+    def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return all scales in float32."""
+        scales = tensors[self._scale]
+        return powers_of_two(scales) if scales.dtype in EXPONENTS else scales.float()
+
+
+class PackedFloatsFormat(FloatsFormat):
+    """Two four-bit floats in a byte, or four six-bit ones in three; a second scale may belong to the whole tensor.
+
+    `whole`: its name. `divides`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or 3.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        *,
+        bits: int = 4,
+        exponent_bits: int = 2,
+        weight: str = "weight_packed",
+        scale: str = "weight_scale",
+        whole: str = "",
+        divides: bool = False,
+        optional: str = "",
+    ) -> None:
+        super().__init__(shared, weight=weight, scale=scale, optional=optional)
+        self._bits, self._exponent_bits, self._whole, self._divides = bits, exponent_bits, whole, divides
+        self.suffixes = (*self.suffixes, *([whole] if whole else []))
+        self.stored_bits = bits + 8 / (shared.columns or 32)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of the bytes."""
+        size = part.in_features * self._bits // 8
+        return (part.out_features, size) if suffix == self._weight else None
+
+    def values(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return the rank's numbers."""
+        if tensor.dtype != torch.uint8:
+            raise ModelError(f"has a {self._weight} of {_name(tensor)}; packed floats are bytes.")
+        rows = part.rows(tensor)
+        return part.columns(four_bit_floats(rows) if self._bits == 4 else six_bit_floats(rows, self._exponent_bits))
+
+    def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return all scales, times the tensor's own."""
+        scales = super().scales(tensors)
+        if not self._whole:
+            return scales
+        whole = tensors[self._whole].float()
+        if whole.numel() != 1:
+            raise ModelError(f"has a {self._whole} of shape {list(whole.shape)}; it is one number.")
+        return scales / whole.reshape(()) if self._divides else scales * whole.reshape(())
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,99 @@
+"""Weights of integers along the inputs: packed into words, or one in each byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from builtin_plugins.quant_methods.common.scales import Shared
+from core.api import ModelError, Part
+from core.quantization.formats import StoredFormat
+from core.quantization.layouts import GroupedInts, Grouping
+from core.quantization.packing import WORD, centred, unpack_words
+
+
+class IntsFormat(StoredFormat):
+    """Signed integers, a byte each. `zero`: the name of zero points of the same type; empty: there are none.
+
+    Activations are not rounded, whatever the checkpoint was made for.
+    """
+
+    def __init__(
+        self,
+        bits: int,
+        shared: Shared,
+        *,
+        weight: str = "weight",
+        scale: str = "weight_scale",
+        zero: str = "",
+        order: str = "",
+        optional: str = "",
+    ) -> None:
+        self._bits, self._shared = bits, shared
+        self._weight, self._scale, self._zero, self._order = weight, scale, zero, order
+        self.suffixes = tuple(name for name in (weight, scale, zero, order) if name)
+        self.optional_suffixes = tuple(optional.split())
+        self.grouping = Grouping(bits, shared.columns or -1, has_zeros=bool(zero), is_ordered=bool(order))
+        self.stored_bits = 8 + 16 / (shared.columns or 1024)
+
+    def check(self, part: Part) -> None:
+        """Refuse groups that do not divide the inputs, or that ranks would cut."""
+        if self._shared.columns and part.in_features % self._shared.columns:
+            raise ModelError(
+                f"has {part.in_features} inputs, which do not divide into groups of {self._shared.columns} as its "
+                "quantization config says; restore the config from where the model came."
+            )
+        if not self._order:
+            self._shared.check(part)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of the weight; scales come in several."""
+        return (part.out_features, part.in_features) if suffix == self._weight else None
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> GroupedInts:
+        """Return the rank's part."""
+        codes = part.columns(self.codes(tensors[self._weight], part))
+        zeros = self.zeros(tensors[self._zero], part) if self._zero else None
+        if not self._order:
+            scales = self._shared.of_rank(tensors[self._scale], part)
+            return GroupedInts(codes, scales, None if zeros is None else self._shared.of_rank(zeros, part))
+        scales, order = part.rows(tensors[self._scale]), part.columns(tensors[self._order], 0).long()
+        if len(order) and not 0 <= int(order.min()) <= int(order.max()) < scales.shape[1]:
+            raise ModelError(f"has columns of group {int(order.max())}; there are {scales.shape[1]} groups.")
+        return GroupedInts(codes, scales, None if zeros is None else part.rows(zeros), order)
+
+    def codes(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return int8 [rows, in]."""
+        if tensor.dtype != torch.int8:
+            name = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(f"has a {self._weight} of {name}; the quantization config says int8.")
+        return part.rows(tensor)
+
+    def zeros(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return int16 zero points, those of all rows."""
+        return tensor.short()
+
+
+class PackedIntsFormat(IntsFormat):
+    """Integers packed into words of int32 with their middle added; zero points are packed along the outputs."""
+
+    def __init__(self, bits: int, shared: Shared, *, zero: str = "", order: str = "", optional: str = "") -> None:
+        super().__init__(bits, shared, weight="weight_packed", zero=zero, order=order, optional=optional)
+        self.stored_bits = bits + 16 / (shared.columns or 1024)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of the words."""
+        words_in, words_out = (-(-size * self._bits // WORD) for size in (part.in_features, part.out_features))
+        return {
+            self._weight: (part.out_features, words_in),
+            self._zero: (words_out, self._shared.counts(part)[1]),
+        }.get(suffix)
+
+    def codes(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return int8 [rows, in]."""
+        return centred(unpack_words(part.rows(tensor), self._bits, part.in_features), self._bits)
+
+    def zeros(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return int16 zero points, those of all rows."""
+        return centred(unpack_words(tensor.T.contiguous(), self._bits, part.out_features), self._bits).short().T

@@ -1,0 +1,51 @@
+"""Scales as checkpoints have them (of a tensor, of rows, of groups, of blocks) as one for each row and group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from core.api import ModelError, Part
+
+WHOLE = 0
+"""As many as there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Rows and columns of a weight that have one scale together."""
+
+    rows: int
+    columns: int
+
+    def counts(self, part: Part) -> tuple[int, int]:
+        """Return how many scales there are along either axis of the whole weight."""
+        rows, columns = self.rows or part.out_features, self.columns or part.in_features
+        return -(-part.out_features // rows), -(-part.in_features // columns)
+
+    def group(self, part: Part) -> int:
+        """Return the columns that share a scale on this rank."""
+        return self.columns or part.columns_in.stop - part.columns_in.start
+
+    def check(self, part: Part) -> None:
+        """Raise `ModelError` where ranks would cut a group of columns."""
+        if self.columns:
+            part.columns(torch.empty(1, self.counts(part)[1], device="meta"), per=self.columns)
+
+    def of_rank(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return the rank's [rows, groups], each row with its own. Raises `ModelError` for another number of them."""
+        rows, columns = self.counts(part)
+        if scales.numel() != rows * columns:
+            raise ModelError(
+                f"has scales of shape {list(scales.shape)}; the quantization config says one for {self.rows or 'all'} rows "
+                f"and {self.columns or 'all'} columns of [{part.out_features}, {part.in_features}], which is "
+                f"[{rows}, {columns}]."
+            )
+        scales = scales.reshape(rows, columns)
+        if rows == 1:
+            scales = scales.expand(part.out_features, columns)
+        elif rows != part.out_features:
+            scales = scales.repeat_interleave(self.rows, 0)[: part.out_features]
+        scales = part.rows(scales)
+        return part.columns(scales, per=self.columns) if columns > 1 else scales

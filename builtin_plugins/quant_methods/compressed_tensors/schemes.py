@@ -1,0 +1,67 @@
+"""One group of a compressed-tensors config as a stored format: what `weights` says of numbers, and `format` of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
+from builtin_plugins.quant_methods.common.ints import IntsFormat, PackedIntsFormat
+from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+
+BESIDE: Final = "input_scale input_zero_point input_global_scale output_scale output_zero_point"
+"""Of activations, which are not rounded here."""
+PLAIN_INTS: Final = ("int-quantized", "naive-quantized")
+PLAIN_FLOATS: Final = ("float-quantized", "naive-quantized", "mxfp8-quantized")
+PACKED_FLOATS: Final = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized")
+PACKED_INTS: Final = "pack-quantized"
+READ: Final = (PACKED_INTS, "int-quantized", *PLAIN_FLOATS, *PACKED_FLOATS)
+
+
+def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
+    """Return the format of the weights that `group` describes. Raises `ModelError` for one that is not read."""
+    weights = group["weights"]
+    kind, bits = str(weights.get("type", "int")).lower(), weights.get("num_bits", 8)
+    layout = str(group.get("format") or layout)
+    shared = _shared(weights)
+    if layout == PACKED_INTS and kind == "int" and bits in range(1, 9):
+        zero = "" if weights.get("symmetric", True) else "weight_zero_point"
+        order = "weight_g_idx" if weights.get("actorder") in ("group", "dynamic") else ""
+        optional = f"weight_shape {BESIDE}" + ("" if order else " weight_g_idx")
+        return PackedIntsFormat(bits, shared, zero=zero, order=order, optional=optional)
+    if layout in PLAIN_INTS and kind == "int" and bits in range(1, 9):
+        zero = "" if weights.get("symmetric", True) else "weight_zero_point"
+        return IntsFormat(bits, shared, zero=zero, optional=BESIDE)
+    if layout in PLAIN_FLOATS and (kind, bits) == ("float", 8):
+        return FloatsFormat(shared, optional=BESIDE)
+    if layout == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
+        return PackedFloatsFormat(shared, whole="weight_global_scale", divides=True, optional=BESIDE)
+    if layout in PACKED_FLOATS and kind == "float" and bits in (4, 6):
+        return PackedFloatsFormat(shared, bits=bits, optional=BESIDE)
+    raise ModelError(
+        f"quantization_config: weights of {bits!r} bits, type {kind!r}, in format {layout!r} are not read. Read are "
+        f"integers of 1 to 8 bits and floats of 8, 6 and 4 in the formats {', '.join(dict.fromkeys(READ))}. Convert the "
+        "checkpoint with the tool that wrote it."
+    )
+
+
+def _shared(weights: Mapping[str, Any]) -> Shared:
+    """Return which numbers share a scale."""
+    group, block = weights.get("group_size"), weights.get("block_structure")
+    strategy = str(weights.get("strategy") or ("tensor" if group is None else "channel" if group == -1 else "group"))
+    if isinstance(block, str):
+        block = [int(size) if size.isdigit() else 0 for size in block.split("x")]
+    if strategy == "tensor":
+        return Shared(WHOLE, WHOLE)
+    if strategy == "channel":
+        return Shared(1, WHOLE)
+    if strategy in ("group", "tensor_group") and isinstance(group, int) and group > 0:
+        return Shared(1, group)
+    if strategy == "block" and isinstance(block, list) and len(block) == 2 and min(block) > 0:
+        return Shared(block[0], block[1])
+    raise ModelError(
+        f"quantization_config: strategy {strategy!r} with group_size {group!r} and block_structure {block!r} says not "
+        "which weights share a scale; restore the config from where the model came."
+    )

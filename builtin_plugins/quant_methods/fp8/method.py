@@ -1,0 +1,58 @@
+"""Checkpoints of eight-bit floats that say so by `fp8` (of tensors, or 128 x 128 blocks) or `fbgemm_fp8` (of rows)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.common.floats import FloatsFormat
+from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod, mentions
+
+BESIDE: Final = "input_scale activation_scale input_scale_ub"
+"""Of activations, which are not rounded here."""
+
+
+class _Floats(StoredMethod):
+    """All linear layers are stored alike, but those that the config names."""
+
+    _format: StoredFormat
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._plain = tuple(config.get("ignored_layers") or config.get("modules_to_not_convert") or ())
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the one format."""
+        return None if mentions(prefix, self._plain) else self._format
+
+
+class Fp8(_Floats):
+    """`weight_block_size` says which weights share a scale; without it those of a tensor do."""
+
+    name = "fp8"
+    example_config: Final = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        block = config.get("weight_block_size")
+        if block is not None and (len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block)):
+            raise ModelError(
+                f"quantization_config: weight_block_size is {block!r}; it is two sizes, as [128, 128], or null."
+            )
+        shared, names = (Shared(*block), ("weight_scale_inv", "weight_scale")) if block else (
+            Shared(WHOLE, WHOLE), ("weight_scale", "weight_scale_inv"),
+        )  # fmt: skip
+        self._format = FloatsFormat(shared, scale=names[0], other=names[1], optional=BESIDE)
+
+
+class FbgemmFp8(_Floats):
+    """A scale for each row."""
+
+    name = "fbgemm_fp8"
+    example_config: Final = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._format = FloatsFormat(Shared(1, WHOLE), optional=BESIDE)

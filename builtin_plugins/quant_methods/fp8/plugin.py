@@ -1,0 +1,18 @@
+"""Checkpoints of eight-bit floats."""
+
+from core.api import Entry, hookimpl
+
+FOLDER = "builtin_plugins.quant_methods.fp8.method"
+
+
+@hookimpl
+def engine_quant_methods() -> list[Entry]:
+    """Return the methods."""
+    return [
+        Entry(
+            "fp8",
+            f"{FOLDER}:Fp8",
+            "eight-bit floats with a scale for a tensor or a block, as DeepSeek and Qwen write them",
+        ),
+        Entry("fbgemm_fp8", f"{FOLDER}:FbgemmFp8", "eight-bit floats with a scale for each row, as FBGEMM writes them"),
+    ]

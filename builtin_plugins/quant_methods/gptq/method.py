@@ -1,0 +1,67 @@
+"""Which layers of a GPTQ checkpoint are packed, and how: one setting for all, and rules by name that change it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod, mentions
+
+LESS: Final = {"gptq": 1, "gptq_v2": 0}
+"""By `checkpoint_format`: zero points of the first are stored less one."""
+
+
+class Gptq(StoredMethod):
+    """GPTQ, as AutoGPTQ and GPTQModel write it."""
+
+    name = "gptq"
+    example_config: Final = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._config: Mapping[str, Any] = config
+        self._rules: Mapping[str, Any] = config.get("dynamic") or {}
+        layout = str(config.get("checkpoint_format") or "gptq")
+        if layout not in LESS or config.get("is_marlin_format") or config.get("pack_dtype", "int32") != "int32":
+            raise ModelError(
+                f"quantization_config: checkpoint_format is {layout!r}, packed into {config.get('pack_dtype', 'int32')}; "
+                f"read are {', '.join(LESS)} in int32. Convert the checkpoint with the tool that wrote it."
+            )
+        self._less = LESS[layout]
+        self._only = [
+            name
+            for names in config.get("modules_in_block_to_quantize") or ()
+            for name in ([names] if isinstance(names, str) else names)
+        ]
+        self._format(config)
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the layer's format after the first rule that matches its name; a rule may leave it plain."""
+        if self._only and not mentions(prefix, self._only):
+            return None
+        for pattern, changes in self._rules.items():
+            if pattern.startswith("-:") and re.match(pattern[2:], prefix):
+                return None
+            if re.match(pattern.removeprefix("+:"), prefix):
+                return self._format({**self._config, **changes})
+        return self._format(self._config)
+
+    def decide_head(self, prefix: str) -> StoredFormat | None:
+        """Return the head's format where the config says that it has one."""
+        return self.decide(prefix) if self._config.get("lm_head") and prefix.endswith("lm_head") else None
+
+    def _format(self, facts: Mapping[str, Any]) -> GptqFormat:
+        bits, group = facts.get("bits"), facts.get("group_size", 128)
+        if bits not in BITS or not isinstance(group, int) or not (group == -1 or group > 0):
+            raise ModelError(
+                f"quantization_config: {bits!r} bits in groups of {group!r}; gptq has {', '.join(map(str, BITS))} bits "
+                "and groups of -1 (a row) or more inputs."
+            )
+        is_ordered = bool(facts.get("desc_act"))
+        return GptqFormat(
+            bits, group, is_symmetric=facts.get("sym") is True, is_ordered=is_ordered, stored_less=self._less
+        )

@@ -1,0 +1,59 @@
+"""Checkpoints of NVIDIA's Model Optimizer: one algorithm for all layers, or one for each, and names of what stays plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
+from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod, mentions
+
+MIXED: Final = "MIXED_PRECISION"
+ALGORITHMS: Final[Mapping[str, StoredFormat]] = {
+    "FP8": FloatsFormat(Shared(WHOLE, WHOLE), optional="input_scale"),
+    "FP8_PER_CHANNEL_PER_TOKEN": FloatsFormat(Shared(1, WHOLE), optional="input_scale"),
+    "FP8_PB_WO": FloatsFormat(Shared(128, 128), optional="input_scale"),
+    "MXFP8": FloatsFormat(Shared(1, 32), optional="input_scale"),
+    "NVFP4": PackedFloatsFormat(Shared(1, 16), weight="weight", whole="weight_scale_2", optional="input_scale"),
+}
+
+
+class ModelOpt(StoredMethod):
+    """Read from hf_quant_config.json, or from config.json, where later versions write the same."""
+
+    name = "modelopt"
+    example_config: Final = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._plain = tuple(config.get("exclude_modules") or config.get("ignore") or ())
+        self._layers: dict[str, StoredFormat] | None = None
+        self._format: StoredFormat | None = None
+        if config.get("quant_algo") == MIXED:
+            listed: Mapping[str, Any] = config.get("quantized_layers") or {}
+            self._layers = {name: _format(facts.get("quant_algo")) for name, facts in listed.items()}
+        else:
+            self._format = _format(config.get("quant_algo"))
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the layer's format."""
+        if mentions(prefix, self._plain) or any(fnmatchcase(prefix, pattern) for pattern in self._plain):
+            return None
+        return self._format if self._layers is None else self._layers.get(prefix)
+
+    def decide_head(self, prefix: str) -> StoredFormat | None:
+        """Return the same for the head, which is a linear layer to the tool."""
+        return self.decide(prefix)
+
+
+def _format(algorithm: Any) -> StoredFormat:
+    if algorithm not in ALGORITHMS:
+        raise ModelError(
+            f"quantization_config: quant_algo is {algorithm!r}; read are {', '.join(ALGORITHMS)} and {MIXED} of these. "
+            "Export the checkpoint with one of them."
+        )
+    return ALGORITHMS[algorithm]

@@ -1,0 +1,81 @@
+"""Which layers of an AMD Quark checkpoint are quantized, and how: one setting for all, others by name, and names of plain ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
+from builtin_plugins.quant_methods.common.ints import IntsFormat
+from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod
+
+BESIDE: Final = "input_scale input_zero_point output_scale output_zero_point weight_zero_point"
+"""Of activations, which are not rounded here; zero points of symmetric weights are all zero."""
+REGEX: Final = "re:"
+EIGHT: Final = ("fp8_e4m3", "fp8_e5m2")
+
+
+class Quark(StoredMethod):
+    """What AMD's Quark exports as safetensors."""
+
+    name = "quark"
+    example_config: Final = {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True}},
+        "exclude": ["lm_head"],
+    }
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        export: Mapping[str, Any] = config.get("export") or {}
+        if export.get("weight_format", "real_quantized") != "real_quantized":
+            raise ModelError(
+                f"quantization_config: export.weight_format is {export['weight_format']!r}; read is real_quantized. Export "
+                "the checkpoint so."
+            )
+        self._plain = tuple(config.get("exclude") or ())
+        layers: Mapping[str, Any] = config.get("layer_quant_config") or {}
+        self._layers = {pattern: _format(facts) for pattern, facts in layers.items()}
+        self._format = _format(config.get("global_quant_config"))
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the format of the first pattern that fits, or that of all others."""
+        if any(_fits(prefix, name) for name in self._plain):
+            return None
+        found = (stored for pattern, stored in self._layers.items() if fnmatchcase(prefix, pattern))
+        return next(found, self._format)
+
+    def decide_head(self, prefix: str) -> StoredFormat | None:
+        """Return the same for the head, which is a linear layer to the tool."""
+        return self.decide(prefix)
+
+
+def _fits(prefix: str, name: str) -> bool:
+    if name.startswith(REGEX):
+        return re.match(name.removeprefix(REGEX), prefix) is not None
+    return prefix == name or fnmatchcase(prefix, name)
+
+
+def _format(facts: Any) -> StoredFormat | None:
+    """Return the format of weights; None: they are plain."""
+    weights = (facts or {}).get("weight")
+    if not weights:
+        return None
+    dtype, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.get("group_size")
+    shared = {"per_tensor": Shared(WHOLE, WHOLE), "per_channel": Shared(1, WHOLE)}.get(scheme)
+    if dtype in EIGHT and shared is not None:
+        return FloatsFormat(shared, optional=BESIDE)
+    if dtype == "int8" and shared is not None and weights.get("symmetric", True):
+        return IntsFormat(8, shared, optional=BESIDE)
+    if dtype == "fp4" and scheme == "per_group" and group == 32:
+        return PackedFloatsFormat(Shared(1, group), weight="weight", optional=BESIDE)
+    raise ModelError(
+        f"quantization_config: weights of dtype {dtype!r}, {scheme!r}, group_size {group!r}, symmetric "
+        f"{weights.get('symmetric')!r} are not read. Read are {', '.join(EIGHT)} and symmetric int8 per_tensor and per_channel, "
+        "and fp4 per_group of 32."
+    )

@@ -1,0 +1,10 @@
+"""Checkpoints of AMD's Quark."""
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_quant_methods() -> list[Entry]:
+    """Return the method."""
+    target = "builtin_plugins.quant_methods.quark.method:Quark"
+    return [Entry("quark", target, "AMD Quark: fp8 and int8 of tensors and rows, MXFP4, mixed by layer")]

@@ -1,0 +1,84 @@
+"""Experts whose weights are stored in formats, three tensors' worth for each expert. Knows no format and no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from core.quantization.keeping import Formats, PlainKeeper, keeper_of
+from core.quantization.layers import Arrived
+
+if TYPE_CHECKING:
+    from core.contracts.part import Part
+    from core.quantization.formats import StoredFormat
+
+
+class StoredExperts:
+    """The experts of one layer. One keeper has them all, so experts that are stored unlike become plain."""
+
+    suffixes: tuple[str, ...] = ("weight",)
+
+    def __init__(self, formats: Formats) -> None:
+        self._formats = formats
+        self._keeper: Any = None
+        self._arrived = Arrived()
+        self.endings: tuple[str, ...] = ("",)
+        """A format has no word for all experts' weights in one tensor; plain ones may come so."""
+
+    def onto(self, plain: Callable[[], Any]) -> None:
+        """Take what makes the device's method for plain experts."""
+        self._plain = plain
+
+    def facts(self, prefix: str) -> Any:
+        """Return who knows the tensors of one expert's matrix: its format, or the method for plain weights."""
+        return self._formats.format_of(prefix) or self._plain()
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of all experts' plain weights."""
+        return part.shape
+
+    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+        """Register parameters for all of `layer.parts`."""
+        parts: dict[str, Part] = layer.parts  # type: ignore[assignment]
+        stored = self._formats.formats_of({name: part for name, part in parts.items() if not part.num_experts})
+        kinds: dict[Any, StoredFormat | None] = {own and own.grouping: own for own in stored.values()}
+        common = next(iter(kinds.values())) if len(kinds) == 1 else None
+        ordered = common is not None and common.grouping is not None and common.grouping.is_ordered
+        self._keeper = keeper_of(None if ordered else common, self._plain, next(iter(parts.values())))
+        self._keeper.create(layer, num_experts, width, hidden, dtype)
+        if any(stored.values()):
+            self.endings = ()
+        if isinstance(self._keeper, PlainKeeper):
+            for own in stored.values():
+                self._formats.unaided.add(width * hidden, own, dtype)
+
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
+        """Keep a tensor until the others of its matrix are there; then unpack them."""
+        prefix = next(prefix for prefix, own in layer.parts.items() if own is part)  # type: ignore[union-attr,operator]
+        stored = None if part.num_experts else self._formats.format_of(prefix)
+        if stored is None:
+            self._keeper.method.load(layer, suffix, tensor, part)
+            return
+        tensors = self._arrived.take(prefix, stored, suffix, tensor, part)
+        if tensors is not None:
+            self._formats.unaided.say()
+            self._keeper.put(layer, part.target, stored.unpack(tensors, part), part.matrix, part.expert)
+
+    def finish(self, layer: nn.Module) -> None:
+        """Refuse tensors that came without the others of their matrix, and let a method of plain weights repack."""
+        self._arrived.check()
+        if isinstance(self._keeper, PlainKeeper):
+            self._keeper.method.finish(layer)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return what the chosen experts give."""
+        out: torch.Tensor = self._keeper.apply(layer, x, shares, experts)
+        return out
+
+    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return each row's product with the matrix of its expert."""
+        out: torch.Tensor = self._keeper.product(layer, matrix, x, experts)
+        return out

@@ -1,0 +1,85 @@
+"""The quantization method of checkpoints that are stored in formats. Knows layers; which format a layer has is a subclass's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from core.errors import ModelError
+from core.quantization.experts import StoredExperts
+from core.quantization.keeping import Unaided
+from core.quantization.layers import StoredLinear
+
+if TYPE_CHECKING:
+    from core.contracts.part import Part
+    from core.quantization.formats import StoredFormat
+
+
+class StoredMethod:
+    """Gives each layer the format that `decide` says its weights are stored in."""
+
+    name = ""
+
+    def __init__(self, config: Any) -> None:
+        if not config:
+            raise ModelError(
+                f"--quantization {self.name} reads checkpoints that are stored so, and this one's config.json says nothing "
+                "of it; weights are not made smaller here. Leave --quantization out, or round them with int8 or int4."
+            )
+        self.unaided = Unaided(self.name)
+        self._decided: dict[str, StoredFormat | None] = {}
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the format of the weight with this prefix; None: it is plain. Asked once for each."""
+        raise NotImplementedError
+
+    def decide_head(self, prefix: str) -> StoredFormat | None:
+        """Return that of the head, which most formats leave plain."""
+        del prefix
+        return None
+
+    def decide_embedding(self, prefix: str) -> StoredFormat | None:
+        """Return that of the embedding, which most formats leave plain."""
+        del prefix
+        return None
+
+    def format_of(self, prefix: str) -> StoredFormat | None:
+        """Return what was decided."""
+        if prefix not in self._decided:
+            self._decided[prefix] = self.decide(prefix)
+        return self._decided[prefix]
+
+    def formats_of(self, parts: Mapping[str, Part]) -> dict[str, StoredFormat | None]:
+        """Return the formats of a layer's weights. Raises `ModelError` where one cannot have its sizes, or cannot be cut so."""
+        found = {prefix: self.format_of(prefix) for prefix in parts}
+        for prefix, stored in found.items():
+            try:
+                if stored is not None:
+                    stored.check(parts[prefix])
+            except ModelError as error:
+                raise ModelError(f"{prefix} {error}") from error
+        return found
+
+    def linear(self, prefix: str) -> StoredLinear:
+        """Return a fresh method."""
+        return StoredLinear(self, prefix)
+
+    def experts(self, prefix: str) -> StoredExperts:
+        """Return a fresh method."""
+        del prefix
+        return StoredExperts(self)
+
+    def head(self, prefix: str) -> StoredLinear | None:
+        """Return a fresh method where the head is stored in a format."""
+        self._decided[prefix] = self.decide_head(prefix)
+        return None if self._decided[prefix] is None else StoredLinear(self, prefix)
+
+    def embedding(self, prefix: str) -> StoredLinear | None:
+        """Return a fresh method where the embedding is stored in a format."""
+        self._decided[prefix] = self.decide_embedding(prefix)
+        return None if self._decided[prefix] is None else StoredLinear(self, prefix)
+
+
+def mentions(prefix: str, names: Iterable[str]) -> bool:
+    """Say whether one of `names` is the module, one that holds it, or its last name."""
+    return any(prefix == name or prefix.startswith(f"{name}.") or prefix.endswith(f".{name}") for name in names)

@@ -1,0 +1,84 @@
+"""Integers of stored formats are kept as they are by the C++ kernels: near the plain product, small, loaded again in part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from core_kernels.library import load_library
+
+from builtin_plugins.quant_methods.awq.method import Awq
+from builtin_plugins.quant_methods.compressed_tensors.method import CompressedTensors
+from builtin_plugins.quant_methods.gptq.method import Gptq
+from builtin_plugins.quant_methods.packed.ints import PackedIntExperts, PackedInts, kept_group
+from builtin_plugins.quant_methods.packed.method import make_method
+from core.errors import ModelError
+from core.quantization.keeping import PlainKeeper
+from core.quantization.method import StoredMethod
+from tests.quant_methods import test_awq, test_compressed_tensors, test_gptq
+from tests.quant_methods.stored import Writer, assert_alike, checkpoint, packed, scores
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
+
+LLAMA = "LlamaForCausalLM"
+ROWS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+
+
+def in_rows(weight: torch.Tensor) -> Any:
+    scales = (weight.abs().amax(1, keepdim=True) / 127).bfloat16().float()
+    codes = (weight / scales).round().clamp(-128, 127).to(torch.int8)
+    return {"weight": codes, "weight_scale": scales}, codes.float() * scales
+
+
+def gptq(bits: int, group: int, *, sym: bool = True, order: bool = False) -> tuple[Writer, Any]:
+    settings = test_gptq.config(bits, group, sym=sym, order=order)
+    return test_gptq.writer(bits, group, sym=sym, order=order), lambda: Gptq(settings)
+
+
+CASES: dict[str, tuple[Writer, Any]] = {
+    "gptq, 4 bits": gptq(4, 16),
+    "gptq, 4 bits with order": gptq(4, 16, order=True),
+    "gptq, 4 bits with zeros": gptq(4, 32, sym=False),
+    "gptq, 3 bits with zeros": gptq(3, 32, sym=False),
+    "gptq, 2 bits": gptq(2, 16),
+    "gptq, 8 bits in rows": gptq(8, -1),
+    "awq": (test_awq.writer(16), lambda: Awq(test_awq.config(16))),
+    "int8 in rows": (in_rows, lambda: CompressedTensors(test_compressed_tensors.config("int-quantized", ROWS))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("architecture", [LLAMA, "Qwen3MoeForCausalLM"])
+def test_a_model_computes_what_its_integers_stand_for(architecture: str, name: str, tmp_path: Path) -> None:
+    write, quant = CASES[name]
+    stored, plain = packed(checkpoint(architecture, tmp_path), write)
+    found = scores(architecture, tmp_path, stored, quant(), plain=make_method())
+    assert_alike(found, scores(architecture, tmp_path, plain))
+
+
+def keepers(quant: StoredMethod) -> tuple[Any, Any]:
+    from core.quantization.keeping import keeper_of
+    from tests.quant_methods.test_layouts import whole
+
+    plain: Any = make_method()
+    stored = quant.format_of("model.layers.0.a")
+    return tuple(
+        keeper_of(stored, lambda made=made: made("x"), whole(8, 256)) for made in (plain.linear, plain.experts)
+    )  # type: ignore[misc,return-value]
+
+
+def test_who_keeps_what() -> None:
+    assert [type(keeper) for keeper in keepers(CASES["awq"][1]())] == [PackedInts, PackedIntExperts]
+    assert [type(keeper) for keeper in keepers(CASES["gptq, 4 bits with order"][1]())] == [PackedInts, PlainKeeper]
+    assert [type(keeper) for keeper in keepers(gptq(8, 32, sym=False)[1]())] == [PlainKeeper, PlainKeeper]
+    assert [kept_group(size) for size in (-1, 32, 48, 12, 512, 1024)] == [128, 32, 48, 0, 256, 256]
+
+
+def test_an_order_with_unequal_groups_is_refused(tmp_path: Path) -> None:
+    write, quant = CASES["gptq, 4 bits with order"]
+    stored, _ = packed(checkpoint(LLAMA, tmp_path), write)
+    stored["model.layers.0.mlp.up_proj.g_idx"][:20] = 1
+    with pytest.raises(ModelError, match=r"up_proj.* has groups of unequal numbers of columns"):
+        scores(LLAMA, tmp_path, stored, quant(), plain=make_method())
