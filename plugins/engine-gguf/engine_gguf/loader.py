@@ -1,0 +1,108 @@
+"""Streams the weights of GGUF files under their Hugging Face names: blocks as they are, or plain numbers.
+
+Files are memory-mapped, and a tensor that has been copied gives its pages back at once. So loading takes the model's own
+memory and little more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from core.api import EngineConfig, ModelError, ModelSource
+from engine_gguf.files import read_headers
+from engine_gguf.header import Stored
+from engine_gguf.joined import Joined
+from engine_gguf.numbers import as_plain, as_stored
+from engine_gguf.weights import Plan, plan_weights
+
+POPULATE_READ: Final = 22
+"""MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for every few."""
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class GgufLoader:
+    """The weights of one model, file by file in the order of their bytes."""
+
+    def __init__(self, source: ModelSource, config: EngineConfig) -> None:
+        facts = getattr(source.hf_config, "quantization_config", None) or {}
+        if facts.get("quant_method") != "gguf":
+            raise ModelError(
+                f"{source.name!r} is no GGUF file, and --load-format gguf reads nothing else. Leave --load-format out."
+            )
+        self._headers = read_headers(Path(facts["file"]))
+        self._config = vars(source.hf_config)
+        self._plans = plan_weights(self._headers, self._config)
+        # Blocks that are made plain are no more exact than their model is computed.
+        self._dtype = _DTYPES.get(config.model.dtype, torch.float32)
+        self.reading: Path | None = None
+        """The file that `tensors` is at."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor); blocks are uint8 [rows, blocks of a row, bytes of a block]."""
+        joined = Joined(self._config)
+        for header, plans in zip(self._headers, self._plans, strict=True):
+            self.reading = header.path
+            with header.path.open("rb") as file:
+                whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            for plan in plans:
+                if plan.stored.start + plan.stored.num_bytes > len(whole):
+                    raise ModelError(f"{header.path} has become shorter while it was read. Load it again.")
+                yield from joined.add(plan, self._arranged(_view(whole, plan.stored), plan))
+
+    def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor) without memory: names, types and shapes alone."""
+        joined = Joined(self._config)
+        for plans in self._plans:
+            for plan in plans:
+                data = torch.empty(plan.stored.num_bytes, dtype=torch.uint8, device="meta")
+                yield from joined.add(plan, self._arranged(data, plan))
+
+    def total_bytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(tensor.num_bytes for header in self._headers for tensor in header.tensors)
+
+    def _arranged(self, data: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """Return a tensor's blocks or numbers with its rows as the model has them."""
+        tensor = as_stored(data, plan.stored.kind, plan.stored.shape)
+        if not plan.blocks:
+            tensor = as_plain(tensor, plan.stored.kind, self._dtype)
+        if plan.place.offset:
+            tensor = tensor.float() + plan.place.offset
+        if plan.place.paired_heads:
+            tensor = _as_halves(tensor, plan.place.paired_heads, plan)
+        return tensor
+
+
+def _as_halves(tensor: torch.Tensor, heads: int, plan: Plan) -> torch.Tensor:
+    """Return rows that turn as neighbours (0 with 1) so that halves of a head turn together (0 with half)."""
+    rows = len(tensor)
+    if rows % (2 * heads):
+        raise ModelError(f"tensor {plan.stored.name} has {rows} rows, which are not {heads} heads. Take another file.")
+    split = tensor.view(heads, rows // heads // 2, 2, *tensor.shape[1:])
+    return split.transpose(1, 2).reshape(tensor.shape)
+
+
+def _view(whole: mmap.mmap, stored: Stored) -> torch.Tensor:
+    """Return the bytes of a tensor; when nothing uses them any more, their pages are given back."""
+    end = stored.start + stored.num_bytes
+    first = stored.start // mmap.PAGESIZE * mmap.PAGESIZE
+    with suppress(OSError, ValueError):  # systems that cannot read the pages as they are touched
+        whole.madvise(POPULATE_READ, first, end - first)
+    part = memoryview(whole)[stored.start : end]
+    weakref.finalize(part, _release, whole, stored.start, end).atexit = False
+    return torch.frombuffer(part, dtype=torch.uint8)
+
+
+def _release(whole: mmap.mmap, start: int, end: int) -> None:
+    """Give back the pages that hold nothing but these bytes."""
+    page = mmap.PAGESIZE
+    first, last = -(-start // page) * page, end // page * page
+    if first < last and hasattr(whole, "madvise"):
+        whole.madvise(mmap.MADV_DONTNEED, first, last - first)

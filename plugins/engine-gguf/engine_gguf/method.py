@@ -1,0 +1,110 @@
+"""Keeps weights as the blocks of their GGUF file, and multiplies by them as they are.
+
+Parts that a layer computes in one may be of different types: each has a weight of its own, and writes its own columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from core_kernels.library import load_library
+from core_kernels.superblocks import SuperblockOps
+from torch import nn
+
+from core.api import ExpertsMethod, LinearMethod, ModelError, Part
+from core.contracts import EmbeddingMethod
+from core.nn.linear import PlainLinear
+from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
+from engine_gguf.experts import GgufExperts
+from engine_gguf.in_torch import TorchOps
+
+
+class Gguf:
+    """Decides by the name of a weight: those that the file has in blocks stay so, others are plain."""
+
+    name = "gguf"
+
+    def __init__(self, facts: Any = None) -> None:
+        if not facts:
+            raise ModelError(
+                "--quantization gguf reads GGUF files, and this checkpoint is none; weights are not made smaller here. Leave "
+                "--quantization out, or give the file."
+            )
+        self._kinds: Mapping[str, str] = facts.get("blocks") or {}
+        library = load_library()
+        make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind)
+        self._ops: dict[str, Ops] = {kind: make(kind) for kind in sorted(set(self._kinds.values()))}
+
+    def linear(self, prefix: str) -> LinearMethod:
+        """Return a fresh method."""
+        return self._kept(prefix) or PlainLinear()
+
+    def embedding(self, prefix: str) -> EmbeddingMethod | None:
+        """Return a fresh method, which a head may be tied to; None for plain rows."""
+        return self._kept(prefix)
+
+    def head(self, prefix: str) -> LinearMethod | None:
+        """Return a fresh method; None for plain rows."""
+        return self._kept(prefix)
+
+    def experts(self, prefix: str) -> ExpertsMethod | None:
+        """Return a fresh method; None for plain experts."""
+        own = {name: kind for name, kind in self._kinds.items() if name.startswith(f"{prefix}.{{}}.")}
+        return GgufExperts({name.rpartition(".")[2]: self._ops[kind] for name, kind in own.items()}) if own else None
+
+    def _kept(self, prefix: str) -> BlockLinear | None:
+        return BlockLinear(self._kinds, self._ops) if prefix in self._kinds else None
+
+
+class BlockLinear:
+    """Rows in blocks; those of each checkpoint prefix are of one type."""
+
+    suffixes: tuple[str, ...] = ("weight",)
+
+    def __init__(self, kinds: Mapping[str, str], ops: Mapping[str, Ops]) -> None:
+        self._kinds, self._ops = kinds, ops
+        self._width = 0
+        self._own: list[tuple[Ops, slice, nn.Parameter]] = []
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return nothing: it depends on the prefix, and `load` looks."""
+        del suffix, part
+        return None
+
+    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        """Register a weight for each part, `weight_0` and so on. Raises `ModelError` where ranks cut through blocks."""
+        self._width, self._dtype, self._rows = in_features, dtype, out_features
+        for number, (prefix, part) in enumerate(layer.parts.items()):  # type: ignore[operator,union-attr]
+            ops = self._ops[self._kinds[prefix]]
+            refuse_cuts(ops.block, part.in_features, in_features, prefix)
+            # An embedding may have room for more rows than there are.
+            rows = part.target if len(layer.parts) > 1 else slice(0, out_features)  # type: ignore[arg-type]
+            empty = ops.empty(rows.stop - rows.start, in_features)
+            layer.register_parameter(f"weight_{number}", nn.Parameter(empty, requires_grad=False))
+            self._own.append((ops, rows, layer.get_parameter(f"weight_{number}")))
+
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
+        """Put the rank's part to its rows."""
+        del layer, suffix
+        ops, rows, weight = next(own for own in self._own if own[1].start <= part.target.start < own[1].stop)
+        put_blocks(ops, weight.data, rows.stop - rows.start, part.target.start - rows.start, tensor, part)
+
+    def finish(self, layer: nn.Module) -> None:
+        """Nothing to repack."""
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T."""
+        del layer
+        flat = x if x.dim() == 2 else x.reshape(-1, self._width)
+        out = x.new_empty(len(flat), self._rows)
+        for ops, rows, weight in self._own:
+            ops.linear(flat, weight, out[:, rows])
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._rows)
+
+    def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these numbers."""
+        del layer
+        ((ops, _, weight),) = self._own
+        return ops.rows(weight, self._rows, self._width, ids, self._dtype)

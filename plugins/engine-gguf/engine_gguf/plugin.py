@@ -1,0 +1,34 @@
+"""What the distribution brings: a source of models, a weight loader, a quantization method, and an option."""
+
+from __future__ import annotations
+
+from core.api import EngineConfig, Entry, ModelSource, Option, hookimpl
+
+
+@hookimpl
+def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
+    """Recognise a file whose name ends with .gguf."""
+    if not model.lower().endswith(".gguf"):
+        return None
+    from engine_gguf.source import find  # lazy: only when such a file is asked for
+
+    return find(model, config)
+
+
+@hookimpl
+def engine_weight_loaders() -> list[Entry]:
+    """Return the loader."""
+    return [Entry("gguf", "engine_gguf.loader:GgufLoader", "one GGUF file or its splits, memory-mapped")]
+
+
+@hookimpl
+def engine_quant_methods() -> list[Entry]:
+    """Return the method."""
+    return [Entry("gguf", "engine_gguf.method:Gguf", "blocks of GGUF files, multiplied by as they are")]
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    """Another config than the file's own."""
+    text = "A folder whose config.json describes the model of a GGUF file, in place of what the file says."
+    return [Option("hf_config_path", str | None, None, text)]

@@ -1,0 +1,103 @@
+"""The settings of a GGUF file, typed: what is there but cannot be is named with the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.api import ModelError
+from engine_gguf.header import Header, shown
+
+LARGEST_COUNT = 1 << 32
+
+
+class Settings:
+    """Those of one file. Names without a dot are the architecture's: `head_count` is `llama.head_count` of a Llama."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self.architecture = self.text("general.architecture")
+
+    def get(self, name: str) -> Any:
+        """Return a setting as it stands there, None where it does not."""
+        return self._header.settings.get(name)
+
+    def own(self, name: str) -> Any:
+        """Return a setting of the architecture, None where there is none."""
+        return self.get(f"{self.architecture}.{name}")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a text."""
+        value = self.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(name, value, "a text")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of texts."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            raise self.wrong(name, value, "a list of texts")
+        return value
+
+    def numbers(self, name: str, length: int) -> np.ndarray[Any, Any] | None:
+        """Return a list of so many numbers, None where there is none."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or len(value) != length:
+            raise self.wrong(name, value, f"a list of {length} numbers")
+        return value
+
+    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """Return an integer of the architecture; of a list with one for each layer, what all of them are."""
+        value = self.own(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, np.ndarray) and len(set(value.tolist())) == 1:
+            value = value.tolist()[0]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST_COUNT:
+            raise self.wrong(f"{self.architecture}.{name}", value, f"one integer for all layers, {least} or more")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number of the architecture."""
+        value = self.own(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.wrong(f"{self.architecture}.{name}", value, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a switch, by its whole name."""
+        value = self.get(name)
+        return bool(value) if isinstance(value, (bool, int)) else default
+
+    def token(self, name: str, size: int) -> int | None:
+        """Return the number of a token that the vocabulary of this size has, None where the file names none."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
+            raise self.wrong(name, value, f"one of the {size} tokens")
+        return value
+
+    def wrong(self, name: str, value: Any, wanted: str) -> ModelError:
+        """Return the error for a setting that cannot be."""
+        state = "is missing" if value is None else f"is {_short(value)}"
+        return ModelError(
+            f"{self._header.path}: the setting {shown(name)} {state}; it must be {wanted}. Take another file, or describe the "
+            "model with --hf-config-path."
+        )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+        return f"a list of {len(value)}"
+    return f"{value!r:.60}"

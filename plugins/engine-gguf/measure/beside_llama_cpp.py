@@ -1,0 +1,111 @@
+"""This engine and llama.cpp on the same GGUF file, in turns: one stream, a long prompt, sixteen streams, start and memory.
+
+Needs an environment with llama-cpp-python, as `benchmarks/peers/README.md` says. Run on a machine that does nothing else:
+
+    python plugins/engine-gguf/measure/beside_llama_cpp.py model.Q4_0.gguf --llama PEERS/llama/bin/python
+
+Prints the median over rounds of each engine's tokens a second, and the median of the ratios of neighbouring turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.peers.child import Child  # noqa: E402 - its folder is found above
+
+DRIVERS = ROOT / "benchmarks" / "peers" / "drivers"
+VOCABULARY = 1000
+TASKS: Mapping[str, tuple[int, int, int]] = {
+    "one stream, 16 in, 48 out": (1, 16, 48),
+    "a prompt of 512": (1, 512, 1),
+    "16 streams, 16 in, 24 out": (16, 16, 24),
+}
+"""Prompts, tokens of each, tokens that follow."""
+
+
+def prompts(count: int, length: int, salt: int) -> list[list[int]]:
+    """Return prompts that no cache has seen."""
+    return [
+        [(7 * at + 131 * number + 977 * salt) % VOCABULARY + 100 for at in range(length)] for number in range(count)
+    ]
+
+
+def rate(child: Child, task: tuple[int, int, int], salt: int) -> float:
+    """Return the tokens that a task gives in a second; of a prompt alone, those that it has."""
+    count, length, num_tokens = task
+    answer = child.ask({"prompts": prompts(count, length, salt), "num_tokens": num_tokens})
+    return count * (length if num_tokens == 1 else num_tokens) / float(answer.content["seconds"])
+
+
+def peak_bytes(child: Child) -> int:
+    """Return the most memory that the largest of its processes had, pages of files included."""
+    lines = (Path(f"/proc/{pid}/status").read_text().splitlines() for pid in child.family())
+    return max(int(line.split()[1]) * 1024 for own in lines for line in own if line.startswith("VmHWM"))
+
+
+def imports_s() -> float:
+    """Return how long a process takes that imports what an engine needs and does nothing."""
+    began = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-c", "import torch, core; from core import LLM; import core.nn.decoder"], check=True
+    )
+    return time.monotonic() - began
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--llama", required=True, help="python of the environment that has llama-cpp-python")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    common = ["--model", str(arguments.model), "--threads", str(arguments.threads)]
+    options = '{"max_model_len": 1024, "max_num_seqs": 16, "enable_prefix_caching": false}'
+    commands = {
+        "engine": [sys.executable, str(DRIVERS / "run_engine.py"), *common, "--options", options],
+        "llama.cpp": [arguments.llama, str(DRIVERS / "run_llama_cpp.py"), *common],
+    }
+    with tempfile.TemporaryDirectory() as logs:
+        children, started = {}, {}
+        for name, command in commands.items():
+            children[name] = Child(name, command, Path(logs) / name)
+            started[name] = children[name].hear_s(), peak_bytes(children[name])
+            children[name].pause()
+        rates: dict[str, dict[str, list[float]]] = {task: {name: [] for name in children} for task in TASKS}
+        try:
+            for turn in range(-1, arguments.rounds):  # the first round warms up
+                for task, sizes in TASKS.items():
+                    for name, child in children.items():
+                        child.resume()
+                        found = rate(child, sizes, turn + 2)
+                        child.pause()
+                        if turn >= 0:
+                            rates[task][name].append(found)
+        finally:
+            for child in children.values():
+                child.close()
+    print("| task | engine | llama.cpp | ratio |\n| --- | ---: | ---: | ---: |")
+    for task, found in rates.items():
+        ours, theirs = found.values()
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        print(f"| {task} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} |")
+    for name, (seconds, peak) in started.items():
+        print(
+            f"{name}: first token {seconds:.2f} s after its process began; {peak / arguments.model.stat().st_size:.2f} files at most"
+        )
+    print(f"of this engine's start, imports took {imports_s():.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Files of several architectures and types say what their numbers, plain and in float32, say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core import LLM, SamplingParams
+from core.api import ModelError
+from core.testing.checkpoints import VOCAB
+
+MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"}
+"""As Q4_K_M files have them."""
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 128,
+}
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 96,
+    "kv_cache_memory_bytes": 1 << 24,
+    "log_level": "error",
+    "num_threads": 1,
+    "enable_prefix_caching": False,
+}
+PROMPTS = [[(7 * n + 3 * start) % (VOCAB - 3) for n in range(40)] for start in range(3)]
+Made = Callable[..., tuple[Path, Path]]
+
+
+def scores(model: Path, **settings: Any) -> torch.Tensor:
+    """Return the log-probabilities of all tokens at all places of the prompts, and of three that follow."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1, logprobs=-1)
+    rows = []
+    with LLM(str(model), **{**SETTINGS, "dtype": "float32", "max_logprobs": -1, **settings}) as llm:
+        for output in llm.generate(PROMPTS, params, use_tqdm=False):
+            places = [place for place in output.prompt_logprobs or [] if place] + list(output.outputs[0].logprobs or [])
+            rows += [[place[token].logprob for token in range(VOCAB)] for place in places]
+    return torch.tensor(rows)
+
+
+def assert_alike(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Assert what quantized weights that are read right give."""
+    own, other = (each - each.mean(1, keepdim=True) for each in (found, wanted))
+    assert torch.nn.functional.cosine_similarity(own, other).min() >= 0.9999
+    assert (found.argmax(1) == wanted.argmax(1)).float().mean() >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kinds", "overrides"),
+    [
+        ("LlamaForCausalLM", MIXED, {}),
+        ("LlamaForCausalLM", "Q8_0", {"tie_word_embeddings": True}),
+        ("Qwen3ForCausalLM", "Q4_0", {}),
+        ("Qwen3MoeForCausalLM", MIXED, {"moe_intermediate_size": 256, "mlp_only_layers": []}),
+        ("Gemma3ForCausalLM", MIXED, {"layer_types": None, "num_hidden_layers": 6, "query_pre_attn_scalar": 64}),
+        ("MixtralForCausalLM", MIXED, {"sliding_window": None}),
+        ("DeepseekV3ForCausalLM", "Q8_0", {"attention_bias": False, "rope_parameters": YARN}),
+    ],
+    ids=str,
+)
+def test_a_file_gives_what_its_numbers_give(
+    architecture: str, kinds: Any, overrides: dict[str, Any], made: Made
+) -> None:
+    file, plain = made(architecture, kinds, **overrides)
+    assert_alike(scores(file), scores(plain))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": None}),
+        ("Gemma2ForCausalLM", {"layer_types": None, "query_pre_attn_scalar": 64}),
+        ("Phi3ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("GptOssForCausalLM", {"layer_types": None, "num_hidden_layers": 2}),
+    ],
+    ids=str,
+)
+def test_other_architectures_are_read(architecture: str, overrides: dict[str, Any], made: Made) -> None:
+    file, plain = made(architecture, "Q8_0", **overrides)
+    assert_alike(scores(file), scores(plain))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "F32",
+        "F16",
+        "BF16",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q2_K",
+        "Q3_K",
+        "Q5_K",
+        "IQ4_NL",
+        "IQ4_XS",
+        "IQ2_XXS",
+        "IQ3_S",
+        "TQ2_0",
+        "MXFP4",
+    ],
+)
+def test_every_type_is_read(kind: str, made: Made) -> None:
+    file, plain = made("LlamaForCausalLM", kind)
+    assert_alike(scores(file), scores(plain))
+
+
+@pytest.mark.slow
+def test_two_ranks_say_what_one_says(made: Made) -> None:
+    file, _ = made("LlamaForCausalLM", MIXED, num_attention_heads=8)
+    assert_alike(scores(file, tensor_parallel_size=2), scores(file))
+
+
+@pytest.mark.slow
+def test_ranks_that_would_cut_through_blocks_are_refused(made: Made) -> None:
+    file, _ = made("LlamaForCausalLM", MIXED)
+    with pytest.raises(ModelError, match=r"256 columns in blocks of 256, .* --tensor-parallel-size may be one of 1"):
+        scores(file, tensor_parallel_size=2)
