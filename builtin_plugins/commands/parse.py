@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from core.api import (
+    ArgumentsPiece,
+    CallBegun,
     ConfigError,
     Entry,
     OutputParser,
@@ -69,7 +71,7 @@ class Parse:
         tools = read_file(args.tools) if args.tools else []
         cut = args.chunk_size is not None or args.seed is not None
         template_kwargs = json_value("--template-kwargs", args.template_kwargs)
-        request = ParseRequest(tools, template_kwargs, args.prompt_end, whole=not cut)
+        request = ParseRequest(tools, template_kwargs, args.prompt_end, whole=not cut, in_pieces=cut)
         text = sys.stdin.read()
 
         def new() -> OutputParser:
@@ -165,13 +167,22 @@ def stream(parser: OutputParser, parts: Iterator[str], special: Sequence[str]) -
     yield "", parser.finish()
 
 
-def as_json(delta: ParsedDelta) -> dict[str, Any]:
-    """Return what is in a delta, as a message has it."""
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in delta.calls
-    ]
-    fields = {"reasoning": delta.reasoning, "content": delta.content, "tool_calls": calls}
+def as_json(delta: ParsedDelta, *, indexed: bool = False) -> dict[str, Any]:
+    """Return what is in a delta, as a message has it; with an index, calls are what a stream has of them."""
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in delta.pieces:
+        if isinstance(piece, CallBegun):
+            index = {"index": piece.index} if indexed else {}
+            calls[piece.index] = {
+                **index,
+                "id": piece.id,
+                "type": "function",
+                "function": {"name": piece.name, "arguments": ""},
+            }
+        elif isinstance(piece, ArgumentsPiece):
+            call = calls.setdefault(piece.index, {"index": piece.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += piece.text
+    fields = {"reasoning": delta.reasoning, "content": delta.content, "tool_calls": [*calls.values()]}
     return {name: value for name, value in fields.items() if value}
 
 
@@ -182,7 +193,7 @@ def print_json(names: Mapping[str, str | None], whole: ParsedDelta, steps: Seque
     if whole.recoveries:
         found["recoveries"] = whole.recoveries
     if steps:
-        found["stream"] = [{"text": text, "delta": as_json(delta)} for text, delta in steps]
+        found["stream"] = [{"text": text, "delta": as_json(delta, indexed=True)} for text, delta in steps]
     print(json.dumps(found, indent=2, ensure_ascii=False))
 
 
@@ -191,10 +202,14 @@ def print_text(names: Mapping[str, str | None], whole: ParsedDelta, steps: Seque
     for kind, name in names.items():
         print(f"{FLAGS[kind].removeprefix('--'):<17} {name or 'none'}")
     for text, delta in steps:
-        print(f"{text!r:<17} {json.dumps(as_json(delta), ensure_ascii=False) if as_json(delta) else ''}".rstrip())
+        print(
+            f"{text!r:<17} {json.dumps(as_json(delta, indexed=True), ensure_ascii=False) if as_json(delta) else ''}".rstrip()
+        )
     print(f"{'reasoning':<17} {whole.reasoning!r}")
     print(f"{'content':<17} {whole.content!r}")
     for call in whole.calls:
         print(f"{'call':<17} {call.name}({call.arguments}) {call.id}")
+    for call in whole.broken:
+        print(f"{'broken call':<17} {call.name}({call.arguments}")
     for what in whole.recoveries:
         print(f"{'recovered':<17} {what}")

@@ -14,9 +14,11 @@ from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.tool_parsers.json_calls import ARGUMENTS, one_or_list
-from builtin_plugins.tool_parsers.tagged import invokes, read_arguments, read_name
+from builtin_plugins.tool_parsers.tagged import read_arguments, read_name
+from builtin_plugins.tool_parsers.tagged_families import invokes
 from core.api import (
     Broken,
+    CallKeys,
     Channels,
     Kind,
     ParseRequest,
@@ -120,6 +122,9 @@ MUSE: Final = Channels(
 )
 
 
+COHERE_KEYS: Final = CallKeys(names=("tool_name",), ids=("tool_call_id",))
+
+
 def end_of(channels: Channels, scan: Scan) -> Reading:
     """Skip the end of a message, in whose place the next one's start may stand; return what it was."""
     return (yield from scan.close_call(*channels.ends, before=channels.starts))
@@ -137,30 +142,31 @@ def end_if_any(channels: Channels, scan: Scan) -> Reading:
 def harmony_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     """Read the arguments of a call to whom the header says; there may be none."""
     found = _TO.search(header)
+    name = found[1].removeprefix("functions.") if found else ""
     arguments: Any = {}
     if not (yield from scan.maybe(*HARMONY.ends)):
-        arguments = yield from scan.object()
+        arguments = yield from scan.arguments(scan.begin(name))
         yield from end_if_any(HARMONY, scan)
-    scan.call(found and found[1].removeprefix("functions."), arguments)
+    scan.call(name, arguments)
 
 
 def inkling_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     """Read `{"name": ..., "args": {...}}`."""
-    call = yield from scan.object()
+    call = yield from scan.object(keys=CallKeys(arguments=("args",)))
     yield from end_of(INKLING, scan)
     scan.call(call.get("name"), call.get("args") or {})
 
 
 def cohere_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     """Read a list of `{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}`."""
-    yield from one_or_list(scan, (yield from scan.expect("[", "{")), cohere_note)
+    yield from one_or_list(scan, (yield from scan.expect("[", "{")), cohere_note, COHERE_KEYS)
     yield from end_of(COHERE, scan)
 
 
 def cohere_note(scan: Scan, call: Mapping[str, Any]) -> None:
     """Note a call with the id that the model gives it."""
     given = call.get("tool_call_id")
-    arguments = next((call[key] for key in ARGUMENTS if key in call), None)
+    arguments = next((call[key] for key in call if key in ARGUMENTS), None)
     scan.call(call.get("tool_name", call.get("name")), arguments or {}, None if given is None else str(given))
 
 
@@ -169,7 +175,7 @@ def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
     yield from scan.maybe(ATEM.section[0])
     while (yield from scan.maybe(*ATEM.call)):
         name = undoubled((yield from read_name(ATEM, scan)), request)
-        scan.call(name, (yield from read_arguments(ATEM, scan, request.parameters(name))))
+        scan.call(name, (yield from read_arguments(ATEM, scan, scan.begin(name))))
     if (yield from scan.maybe(ATEM.section[1])):
         return (yield from end_if_any(MUSE, scan))
     return (yield from end_of(MUSE, scan))
@@ -206,16 +212,22 @@ def kimi_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
         return
     while (yield from scan.maybe(call)):
         tool = (yield from attributes(scan)).get("tool")
+        told = scan.begin(tool or "")
         arguments: dict[str, Any] = {}
         while found := (yield from scan.maybe(argument, "{")):
             if found == "{":
-                arguments = yield from scan.object("{")
+                more = yield from scan.arguments(told, "{")
+                arguments = arguments | more | arguments
                 break
             given = yield from attributes(scan)
-            text, end = yield from scan.take("<|close|>argument<|sep|>", argument, call_end)
+            key, declared = given.get("key", ""), given.get("type") == "string"
+            feed = told.text(key, declared=True) if declared else None
+            text, end = yield from scan.take("<|close|>argument<|sep|>", argument, call_end, feed=feed)
             if end in (argument, call_end):
                 scan.unread(end)
-            arguments[given.get("key", "")] = text if given.get("type") == "string" else typed_value(text, None)
+            value = text if declared else typed_value(text, None)
+            told.argument(key, value)
+            arguments.setdefault(key, value)
         ended = yield from scan.close_call(call_end, before=(call, section_end))
         if not (arguments or ended):  # the output ends where arguments may have been to come
             raise Broken

@@ -14,6 +14,7 @@ from builtin_plugins.tool_parsers.literals import gemma_arguments
 from builtin_plugins.tool_parsers.pythonic import quoted_brackets
 from core.api import (
     Broken,
+    CallKeys,
     ConfigError,
     Delimiter,
     ParseRequest,
@@ -121,10 +122,11 @@ def body_of(field: TemplateField) -> tuple[Body, tuple[str, ...]]:
     if not isinstance(args, Mapping):
         refuse("content_args", "must be an object")
     if kind == "json":
+        read_object = object_of(field.stated.get("transform"))
         known(args, "unquoted_keys", "string_delims", "allow_non_json")
         quotes = args.get("string_delims") or []
         if not quotes and not args.get("unquoted_keys"):
-            return partial(json_body, field), ()
+            return partial(json_body, field, read_object), ()
         match quotes:
             case [[str(begin), str(end)]] if begin and begin == end:
                 return partial(literal_body, field, begin), (begin,)
@@ -142,9 +144,36 @@ def body_of(field: TemplateField) -> tuple[Body, tuple[str, ...]]:
     return partial(tagged_body, field, tag, name == "json"), ()
 
 
-def json_body(field: TemplateField, scan: Scan, request: ParseRequest, named: Mapping[str, str]) -> Reading:
+def object_of(transform: Any) -> Callable[[Scan, Mapping[str, str]], Reading]:
+    """Return what reads the JSON of calls, and tells of a call what can be told, where a plain transform says what it is."""
+    function = transform.get("function") if isinstance(transform, Mapping) and "id" not in transform else None
+    if function == "{content}":
+        return lambda scan, named: scan.json(keys=CallKeys(arguments=("arguments",)))
+    if not isinstance(function, Mapping):
+        return lambda scan, named: scan.json()
+    name, arguments = (
+        found[1] if isinstance(value, str) and (found := PLACEHOLDER.fullmatch(value)) and "." not in found[1] else ""
+        for value in (function.get("name"), function.get("arguments"))
+    )
+    keys = CallKeys(names=(name,), arguments=(arguments,))
+
+    def read_either(scan: Scan, named: Mapping[str, str]) -> Reading:
+        if arguments == "content" and named.get(name) and (yield from scan.maybe("{")):
+            return (yield from scan.arguments(scan.begin(named[name]), "{"))
+        return (yield from scan.json(keys=None if arguments == "content" or name in named else keys))
+
+    return read_either
+
+
+def json_body(
+    field: TemplateField,
+    read_object: Callable[[Scan, Mapping[str, str]], Reading],
+    scan: Scan,
+    request: ParseRequest,
+    named: Mapping[str, str],
+) -> Reading:
     """Return the JSON that follows, read up to and over what ends it."""
-    value = yield from scan.json()
+    value = yield from read_object(scan, named)
     if field.closes:
         yield from scan.close_call(*field.closes)
     return value

@@ -14,18 +14,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from core.api import Broken, CallText, ParseRequest, Reading, Scan, ToolFormat
+from core.api import Broken, CallKeys, CallText, ParseRequest, Reading, Scan, ToolFormat
 
-ARGUMENTS: Final = ("arguments", "parameters")
+KEYS: Final = CallKeys(inner="function")
+ARGUMENTS: Final = KEYS.arguments
 FIRST_KEYS: Final = ('"name"', '"arguments"', '"parameters"', '"type"', '"function"', '"id"')
 
 
 def named(scan: Scan, call: Mapping[str, Any]) -> None:
-    """Note a call that says its name beside its arguments."""
-    inner = call.get("function")
-    if isinstance(inner, Mapping):
+    """Note a call that says its name beside its arguments, or in an object of its own."""
+    key = next((key for key in call if key in (*ARGUMENTS, KEYS.inner)), "")
+    inner = call.get(key)
+    if key == KEYS.inner and isinstance(inner, Mapping):
         call = inner
-    arguments: Any = next((call[key] for key in ARGUMENTS if key in call), {})
+    arguments: Any = next((call[key] for key in call if key in ARGUMENTS), {})
     scan.call(call.get("name"), {} if arguments is None else arguments)
 
 
@@ -41,13 +43,15 @@ def read(starts: tuple[str, ...], end: str, scan: Scan, request: ParseRequest) -
                 yield from scan.close_call(end)
 
 
-def one_or_list(scan: Scan, bracket: str, note: Callable[[Scan, Mapping[str, Any]], None] = named) -> Reading:
+def one_or_list(
+    scan: Scan, bracket: str, note: Callable[[Scan, Mapping[str, Any]], None] = named, keys: CallKeys = KEYS
+) -> Reading:
     """Note the call, or the calls of the list, whose first bracket was read; of a broken list those before the break."""
     if bracket == "{":
-        note(scan, (yield from scan.object(bracket)))
+        note(scan, (yield from scan.object(bracket, keys)))
         return
     while (yield from scan.maybe("{")):
-        note(scan, (yield from scan.object("{")))
+        note(scan, (yield from scan.object("{", keys)))
         scan.keep()
         yield from scan.maybe(",")
     yield from scan.maybe("]")
@@ -92,7 +96,7 @@ def bare(scan: Scan, begun: str) -> Reading:
     if begun == "[":
         begun += yield from scan.expect("{")
     begun += yield from scan.expect(*FIRST_KEYS)
-    value = yield from scan.json(begun)
+    value = yield from scan.json(begun, KEYS)
     calls = value if isinstance(value, list) else [value]
     if not all(isinstance(call, Mapping) and {*ARGUMENTS, "function"} & call.keys() for call in calls):
         raise Broken
@@ -108,7 +112,7 @@ def read_apertus(scan: Scan, request: ParseRequest) -> Reading:
                 while (yield from scan.maybe('"')):
                     name, _ = yield from scan.take('"')
                     yield from scan.expect(":")
-                    scan.call(name, (yield from scan.object()))
+                    scan.call(name, (yield from scan.arguments(scan.begin(name))))
                     scan.keep()
                     yield from scan.maybe(",")
                 yield from scan.maybe("}")

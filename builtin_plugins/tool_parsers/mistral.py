@@ -32,7 +32,7 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
                 name = yield from scan.word()
                 given = (yield from scan.word()) if (yield from scan.maybe("[CALL_ID]")) else None
                 yield from scan.maybe("[ARGS]")
-                scan.call(name, (yield from scan.object()), given)
+                scan.call(name, (yield from scan.arguments(scan.begin(name, given))), given)
 
 
 MISTRAL: Final = ToolFormat(

@@ -36,13 +36,39 @@ class Call(msgspec.Struct, frozen=True):
     """Where the model itself gives its calls ids."""
 
 
+class CallBegun(msgspec.Struct, frozen=True):
+    """A tool is called; its arguments follow."""
+
+    index: int
+    """Of the call in the answer, from 0."""
+    name: str
+    id: str = ""
+    """Empty only where nobody has given it one yet."""
+
+
+class ArgumentsPiece(msgspec.Struct, frozen=True):
+    """Some of a call's arguments: the pieces of a whole call are the JSON text of an object."""
+
+    index: int
+    text: str
+
+
+class CallEnded(msgspec.Struct, frozen=True):
+    """No more comes of a call."""
+
+    index: int
+    whole: bool = True
+    """Else it broke behind its beginning: its arguments are the beginning of JSON, and never all of it."""
+
+
 class Recovery(msgspec.Struct, frozen=True):
     """How something was read that is not as its format has it. Clients do not see it."""
 
     what: str
 
 
-Event = Text | Reasoning | Call | Recovery
+CallEvent = CallBegun | ArgumentsPiece | CallEnded
+Event = Text | Reasoning | CallEvent | Recovery
 
 
 def joined(pieces: Iterable[tuple[str, Ranges]]) -> tuple[str, list[tuple[int, int]]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from core.parsing.scan import Scan, Waits
+from core.parsing.scan import Scan
+from core.parsing.source import Waits
 
 Reading = Waits
 """A format, or a part of one, under way."""
@@ -26,6 +27,8 @@ class ParseRequest:
     """The last text of the prompt: templates may open, or open and close, the reasoning there."""
     whole: bool = False
     """Nothing is shown before the output has ended: what its end says of its beginning can be waited for."""
+    in_pieces: bool = False
+    """Calls are told while they are written. What was told stays: of a call that breaks, the beginning."""
 
     def parameters(self, tool: str) -> Mapping[str, Any]:
         """Return the JSON schema of a tool's arguments; empty for an unknown tool."""

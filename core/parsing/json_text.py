@@ -18,11 +18,15 @@ def read_json(text: str, *, exact: bool = False) -> Any:
     """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none.
 
     What is no number of JSON's (`NaN`, `1e999`) is its own name, or if `exact` breaks it. A backslash that escapes nothing
-    stands for itself, as models write patterns and paths.
+    stands for itself, as models write patterns and paths. Of values of one name in an object the first counts.
     """
     try:
         return json.loads(
-            text, strict=False, parse_constant=_refuse if exact else str, parse_float=_exact if exact else _finite
+            text,
+            strict=False,
+            parse_constant=_refuse if exact else str,
+            parse_float=_exact if exact else _finite,
+            object_pairs_hook=_first_of_each,
         )
     except RecursionError as error:
         raise Broken from error
@@ -31,6 +35,11 @@ def read_json(text: str, *, exact: bool = False) -> Any:
         if escaped == text:
             raise Broken from error
         return read_json(escaped, exact=exact)
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else found | dict(reversed(pairs))
 
 
 def _finite(text: str) -> float | str:

@@ -2,25 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import msgspec
 
-from core.parsing.events import Call, Event, Ranges, Reasoning, Recovery, Text, without_specials
+from core.parsing.events import (
+    ArgumentsPiece,
+    Call,
+    CallBegun,
+    CallEnded,
+    CallEvent,
+    Event,
+    Ranges,
+    Reasoning,
+    Recovery,
+    Text,
+    without_specials,
+)
 from core.parsing.formats import ParseRequest, Reading, ReasoningFormat, ToolFormat, random_call_id
 from core.parsing.json_text import Broken
 from core.parsing.scan import Scan
 
 
+class ReasoningPiece(msgspec.Struct, frozen=True):
+    """Some of what the model thinks."""
+
+    text: str
+
+
+class TextPiece(msgspec.Struct, frozen=True):
+    """Some of what it says."""
+
+    text: str
+
+
+Piece = ReasoningPiece | TextPiece | CallEvent
+
+
 class ParsedDelta(msgspec.Struct):
     """What became known with some text. The deltas of an output joined are the same however its text came."""
 
-    reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = []
-    """Whole calls, each with an id."""
+    pieces: list[Piece] = []
+    """In the order of the text; every call has an id."""
     recoveries: list[str] = []
     """How what is not as the formats have it was read all the same."""
+
+    @classmethod
+    def joined(cls, deltas: Iterable[ParsedDelta]) -> ParsedDelta:
+        """Return several as one."""
+        found = list(deltas)
+        return cls(
+            _merged(piece for delta in found for piece in delta.pieces),
+            [what for delta in found for what in delta.recoveries],
+        )
+
+    @property
+    def reasoning(self) -> str:
+        """All thoughts."""
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, ReasoningPiece))
+
+    @property
+    def content(self) -> str:
+        """All of the answer that is text."""
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, TextPiece))
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of which all is here."""
+        return [call for call, whole in self._calls if whole]
+
+    @property
+    def broken(self) -> list[Call]:
+        """The calls of which all is here that there was to come, and which are not whole."""
+        return [call for call, whole in self._calls if not whole]
+
+    @property
+    def _calls(self) -> list[tuple[Call, bool]]:
+        begun = {piece.index: piece for piece in self.pieces if isinstance(piece, CallBegun)}
+        ended = {piece.index: piece.whole for piece in self.pieces if isinstance(piece, CallEnded)}
+        arguments: dict[int, list[str]] = {index: [] for index in begun}
+        for piece in self.pieces:
+            if isinstance(piece, ArgumentsPiece) and piece.index in begun:
+                arguments[piece.index].append(piece.text)
+        return [
+            (Call(call.name, "".join(arguments[index]), call.id), ended[index])
+            for index, call in begun.items()
+            if index in ended
+        ]
+
+
+def _merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return pieces, neighbours of one kind as one."""
+    found: list[Piece] = []
+    for _, group in groupby(pieces, key=lambda piece: (type(piece), getattr(piece, "index", None))):
+        first, *more = group
+        texts = [piece.text for piece in more if not isinstance(piece, CallBegun | CallEnded)]
+        if texts and not isinstance(first, CallBegun | CallEnded):
+            first = msgspec.structs.replace(first, text="".join([first.text, *texts]))
+        found.append(first)
+    return found
 
 
 class _Stage:
@@ -71,7 +152,6 @@ class OutputParser:
         self._stages = [_stage(given, request, special) for given in formats]
         self._call_id = random_call_id if tools is None else tools.call_id
         self._show_special = show_special
-        self.num_calls = 0
 
     def feed(self, text: str, specials: Sequence[tuple[int, int]] = ()) -> ParsedDelta:
         """Take text, and where in it special tokens are spelled; return what is certain now."""
@@ -86,13 +166,7 @@ class OutputParser:
 
     def whole(self, text: str, specials: Sequence[tuple[int, int]] = ()) -> ParsedDelta:
         """Return what a whole output says."""
-        first, last = self.feed(text, specials), self.finish()
-        return ParsedDelta(
-            first.reasoning + last.reasoning,
-            first.content + last.content,
-            first.calls + last.calls,
-            first.recoveries + last.recoveries,
-        )
+        return ParsedDelta.joined([self.feed(text, specials), self.finish()])
 
     def _through(self, events: Sequence[Event], first: int) -> list[Event]:
         """Pass content on through the stages from the given one; the rest stays what it is."""
@@ -105,22 +179,25 @@ class OutputParser:
         return list(events)
 
     def _delta(self, events: Sequence[Event]) -> ParsedDelta:
-        reasoning = "".join(self._shown(events, Reasoning))
-        content = "".join(self._shown(events, Text))
-        calls = [self._named(event) for event in events if isinstance(event, Call)]
-        return ParsedDelta(reasoning, content, calls, [event.what for event in events if isinstance(event, Recovery)])
+        shown = (self._piece(event) for event in events if not isinstance(event, Recovery))
+        return ParsedDelta(
+            _merged(piece for piece in shown if piece is not None),
+            [event.what for event in events if isinstance(event, Recovery)],
+        )
 
-    def _shown(self, events: Sequence[Event], kind: type[Text] | type[Reasoning]) -> Iterator[str]:
-        for event in events:
-            if isinstance(event, kind):
-                yield event.text if self._show_special else without_specials(event)
-
-    def _named(self, call: Call) -> Call:
-        index, self.num_calls = self.num_calls, self.num_calls + 1
-        return call if call.id is not None else Call(call.name, call.arguments, self._call_id(call.name, index))
+    def _piece(self, event: Text | Reasoning | CallEvent) -> Piece | None:
+        """Return what a client sees of an event; None where that is nothing."""
+        match event:
+            case Text() | Reasoning():
+                text = event.text if self._show_special else without_specials(event)
+                kind = TextPiece if isinstance(event, Text) else ReasoningPiece
+                return kind(text) if text else None
+            case CallBegun(index, name, ""):
+                return CallBegun(index, name, self._call_id(name, index))
+        return event
 
 
 def _stage(given: ToolFormat | ReasoningFormat, request: ParseRequest, special: frozenset[str]) -> _Stage:
     ends = given.call_ends if isinstance(given, ToolFormat) else ()
-    scan = Scan(special & frozenset(given.markers), ends=ends, parameters=request.parameters)
+    scan = Scan(special & frozenset(given.markers), ends=ends, parameters=request.parameters, tells=request.in_pieces)
     return _Stage(given.read(scan, request), scan)

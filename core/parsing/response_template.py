@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
 from core.errors import ConfigError
-from core.parsing.scan import Scan, Waits
+from core.parsing.scan import Scan
+from core.parsing.source import Waits
 
 _INSTEAD: Final = "Name the model family's own parser instead of one that reads the response template."
 _FIELDS: Final = ("thinking", "content", "tool_calls")

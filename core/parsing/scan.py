@@ -7,30 +7,25 @@ a client. Characters are read once, but for those of broken calls in which other
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 from core.parsing.brackets import Brackets
-from core.parsing.events import Call, Event, Ranges, Reasoning, Text, joined
+from core.parsing.events import Call, Event, Reasoning, Text, joined
+from core.parsing.followed import CallKeys, arguments_followed, call_followed
 from core.parsing.json_text import Broken, read_json, write_json
 from core.parsing.markers import markers
 from core.parsing.shown import Kind, Shown
+from core.parsing.source import Source, Waits
+from core.parsing.told import Feed, Told
 from core.parsing.values import fitting_arguments
 
-Waits = Generator[None, None, Any]
-"""A primitive under way: it yields when it needs more text."""
-_NO_SPACE: Final = re.compile(r"\S")
-_NAME: Final = re.compile(r"[\w.:/\-]*")
-MAX_NAME: Final = 256
-"""Characters of a tool's name; longer is no name anybody gave."""
 MOST_REREAD: Final = 3
 """How many times as much may be read again, of calls that broke, as was read once: time stays linear."""
 
 
-class Scan:
+class Scan(Source):
     """One stage's text and what was found in it. Made by `core.parsing.output`."""
 
     def __init__(
@@ -39,29 +34,26 @@ class Scan:
         *,
         ends: tuple[str, ...] = (),
         parameters: Callable[[str], Mapping[str, Any]] | None = None,
+        tells: bool = False,
     ) -> None:
         """`by_id`: markers that are special tokens here; spelled out in other tokens they are ordinary text.
 
-        `ends`: what ends a call or all of them; `parameters` gives the schema of a tool's arguments.
+        `ends`: what ends a call or all of them; `parameters` gives the schema of a tool's arguments; `tells`: calls are
+        told while they are written, and what was told of one stays, whole or not.
         """
-        self._by_id = by_id
+        super().__init__(by_id)
         self._ends = ends
         self._parameters = parameters
+        self._tells = tells
         self._starts: tuple[str, ...] = ()
         """What `text` looked for last: a call may begin there."""
-        self._num_read = self._num_reread = 0
-        self._tokens: dict[str, tuple[int, ...]] = {}
-        """Where in markers such tokens are spelled."""
-        self._text = ""
-        self._at = 0
-        """What stands before this was read; behind it is little, since primitives read all they can."""
-        self._specials: list[tuple[int, int]] = []
-        """Special tokens spelled in the text."""
-        self._closed = False
-        self._raw: list[tuple[str, Ranges]] = []
-        """What was read since the attempt began, the marker in front of it included; special tokens in each piece."""
+        self._num_reread = 0
         self._calls: list[Call] | None = None
         """Of the attempt under way; None outside of one."""
+        self._told: Told | None = None
+        """Its first call, where that is told as it comes."""
+        self._told_from = self._told_to = 0
+        """The places in the output from which and up to which it was told; 0: it was not."""
         self._kept = False
         """Some calls of that attempt count whatever becomes of it."""
         self._recovered: list[str] = []
@@ -69,19 +61,6 @@ class Scan:
         self._shown = Shown()
 
     # --- for the runtime ---------------------------------------------------------------------------------
-
-    def feed(self, text: str, specials: Ranges = ()) -> None:
-        """Take more text, and where in it special tokens are spelled."""
-        at = self._at
-        kept = [(start - at, end - at) for start, end in self._specials_in(at, len(self._text))]
-        self._text, self._at = self._text[at:], 0
-        have = len(self._text)
-        self._specials = [*kept, *((start + have, end + have) for start, end in specials)]
-        self._text += text
-
-    def close(self) -> None:
-        """No more text comes."""
-        self._closed = True
 
     def events(self) -> list[Event]:
         """Return what was found since the last time."""
@@ -101,11 +80,6 @@ class Scan:
         self._shown.end()
 
     # --- for formats -------------------------------------------------------------------------------------
-
-    @property
-    def ended(self) -> bool:
-        """Say whether all text is read and none comes."""
-        return self._closed and self._at == len(self._text)
 
     @property
     def fresh(self) -> bool:
@@ -171,8 +145,11 @@ class Scan:
             self._shown.say(text, Reasoning if found in ends else Text, specials)
         return found
 
-    def take(self, *ends: str) -> Waits:
-        """Return the text up to the first of some markers, and the marker. Raises `Broken` if none comes."""
+    def take(self, *ends: str, feed: Feed | None = None) -> Waits:
+        """Return the text up to the first of some markers, and the marker. Raises `Broken` if none comes.
+
+        `feed` takes of the text what is read while the marker has not come.
+        """
         parts: list[str] = []
         while True:
             piece, marker = self._next(ends)
@@ -181,6 +158,8 @@ class Scan:
                 return "".join(parts), marker
             if self._closed:
                 raise Broken
+            if feed is not None and piece:
+                feed(piece)
             yield
 
     def before(self, *ends: str) -> Waits:
@@ -188,12 +167,6 @@ class Scan:
         text, marker = yield from self.take(*ends)
         self.unread(marker)
         return text
-
-    def unread(self, marker: str) -> None:
-        """Let the marker that was read last be the next to be read."""
-        self._at -= len(marker)
-        if self._raw:
-            self._raw.pop()
 
     def drop(self) -> None:
         """What was read last, or since the attempt began, is no call and no text: layout, as white space around it."""
@@ -245,35 +218,6 @@ class Scan:
             self._at += len(rest)
         return found
 
-    def word(self) -> Waits:
-        """Return the name that follows: letters, digits and `_.:/-`. Raises `Broken` if there is none."""
-        yield from self._skip_space()
-        name = ""
-        while True:
-            found = _NAME.match(self._text, self._at, self._at + MAX_NAME - len(name))
-            name += self._read(self._at if found is None else found.end())
-            if len(name) == MAX_NAME:
-                raise Broken
-            if self._at < len(self._text) or self._closed:
-                if not name:
-                    raise Broken
-                return name
-            yield
-
-    def _follows(self, texts: Sequence[str]) -> Waits:
-        yield from self._skip_space()
-        longest_first = sorted(texts, key=len, reverse=True)
-        while True:
-            at, left = self._at, len(self._text) - self._at
-            found = next((t for t in longest_first if self._text.startswith(t, at) and self._is_marker(t, at)), None)
-            may_grow = any(len(t) > left and t.startswith(self._text[at:]) for t in texts)
-            if may_grow and not self._closed:
-                yield
-                continue
-            if found is not None:
-                self._read(at + len(found))
-            return found
-
     def expect(self, *texts: str) -> Waits:
         """Skip white space and one of some texts; return which it was. Raises `Broken` if none follows."""
         found = yield from self.maybe(*texts)
@@ -301,28 +245,40 @@ class Scan:
             self._read(len(self._text))
         return found or ""
 
-    def json(self, begun: str = "") -> Waits:
+    def json(self, begun: str = "", keys: CallKeys | None = None) -> Waits:
         """Return the object or list that follows, read as JSON. Raises `Broken` if it is none.
 
-        `begun`: its first characters where they were read already.
+        `begun`: its first characters where they were read already. `keys`: it is a call, or a list of calls, that says
+        under these keys what it is, and is told as it comes.
         """
-        return read_json((yield from self.bracketed(begun, json=True)))
+        feed = None if keys is None else call_followed(keys, self.begin)
+        return read_json((yield from self.bracketed(begun, json=True, feed=feed)))
 
-    def object(self, begun: str = "") -> Waits:
-        """Return the object that follows, read as JSON. Raises `Broken` if it is none."""
-        value = yield from self.json(begun)
+    def object(self, begun: str = "", keys: CallKeys | None = None) -> Waits:
+        """Return the object that follows, read as `json` does. Raises `Broken` if it is none."""
+        value = yield from self.json(begun, keys)
         if not isinstance(value, dict):
             raise Broken
         return value
 
-    def bracketed(self, begun: str = "", *, json: bool = False) -> Waits:
+    def arguments(self, told: Told, begun: str = "") -> Waits:
+        """Return the object that follows, the arguments of a call that was begun. Raises `Broken` if it is none."""
+        value = read_json((yield from self.bracketed(begun, json=True, feed=arguments_followed(told))))
+        if not isinstance(value, dict):
+            raise Broken
+        return value
+
+    def bracketed(self, begun: str = "", *, json: bool = False, feed: Feed | None = None) -> Waits:
         """Return the text from an opening bracket to the one that closes it, brackets inside strings left out.
 
         Of JSON the last brackets may be missing where what ends a call follows: its author thought it whole.
+        `feed` takes the text as it is read.
         """
         yield from self._skip_space()
         brackets, parts = Brackets(json=json), [begun]
         brackets.end(begun, 0, len(begun))
+        if feed is not None:
+            feed(begun)
         while True:
             special = self._specials_in(self._at, len(self._text))
             stop, end, broken = special[0][0] if special else len(self._text), None, bool(special)
@@ -331,6 +287,8 @@ class Scan:
             except ValueError as error:
                 stop, broken = int(error.args[0]), True
             parts.append(self._read(stop if end is None else end))
+            if feed is not None:
+                feed(parts[-1])
             if end is not None:
                 return "".join(parts)
             if json and broken and brackets.missing and self._ends:
@@ -347,9 +305,10 @@ class Scan:
     def attempt(self) -> Iterator[None]:
         """Read something that may be broken: calls made inside count if all of it is whole, else it is all text.
 
-        So it is if no call was made.
+        So it is if no call was made. What was told of a call that breaks stays told, and the rest of it is text.
         """
         self._calls, self._recovered, self._kept = [], [], False
+        self._told, self._told_to = None, 0
         whole = True
         try:
             yield
@@ -357,21 +316,35 @@ class Scan:
             self._calls, self._recovered, whole = [], [], False
         finally:
             calls, self._calls = self._calls, None
-        if calls or (whole and self._kept):
+        if calls or (whole and self._kept and not self._begun):
             self._raw = []
             self._shown.recovered(self._recovered)
-            if calls:
-                self._shown.call(calls)
+            self._note(calls or [])
         else:
+            if self._begun:
+                self._shown.broke()
             self._put_back()
             self._settle()
 
     def keep(self) -> None:
         """Let what this attempt has read so far count, if there were calls: what breaks behind it takes none along."""
-        if self._calls or self._kept:
+        if self._calls or (self._kept and not self._begun):
             self._shown.recovered(self._recovered)
-            self._shown.call(self._calls or [])
+            self._note(self._calls or [])
             self._calls, self._recovered, self._raw, self._kept = [], [], [], True
+
+    def begin(self, name: str, call_id: str | None = None, behind: int = 0) -> Told:
+        """Return what takes the arguments of a call, and tells them as they come where that is wanted and its name is known.
+
+        `call` must note it all the same: only then it is whole. Of several calls that count together the first is told.
+        `behind`: how many of the characters that were read come behind its name.
+        """
+        tells = self._tells and self._calls == [] and not self._begun and bool(name.strip())
+        schema = {} if self._parameters is None else self._parameters(name.strip())
+        told = Told(name.strip(), call_id, schema, self._tell if tells else None)
+        if tells:
+            self._told, self._told_from = told, self.place - behind
+        return told
 
     def recovered(self, what: str) -> None:
         """Tell how something was read that is not as the format has it; in an attempt, if that comes to a call."""
@@ -397,11 +370,13 @@ class Scan:
                 self.recovered("arguments fitted to the tool's schema")
             arguments = fitting
         found = Call(name.strip(), write_json(arguments), call_id)
+        if not self._calls and not self._is_told(found):
+            raise Broken
         if self._calls is not None:
             self._calls.append(found)
         else:
             self._raw = []
-            self._shown.call([found])
+            self._note([found])
 
     # --- inside ------------------------------------------------------------------------------------------
 
@@ -415,50 +390,31 @@ class Scan:
                 return marker
             yield
 
-    def _next(self, ends: Sequence[str]) -> tuple[str, str | None]:
-        """Read up to and over the first of some markers, or all that cannot be part of one."""
-        if not ends:
-            return self._read(len(self._text)), None
-        finder = markers(*ends)
-        held = len(self._text) if self._closed else finder.held(self._text, self._at)
-        for found in finder.pattern.finditer(self._text, self._at):
-            if found.start() >= held:
-                break  # a longer or an earlier one may come of what is held
-            if self._is_marker(found[0], found.start()):
-                return self._read(found.start()), self._read(found.end())
-        return self._read(held), None
+    @property
+    def _begun(self) -> bool:
+        """Say whether some was told of a call of this attempt that is not yet whole."""
+        return self._told is not None and self._told.begun
 
-    def _is_marker(self, marker: str, at: int) -> bool:
-        """Say whether the special tokens in a marker were written as such, and it is no part of another."""
-        if self._specials:
-            before = bisect_left(self._specials, (at + 1,))
-            start, end = self._specials[before - 1] if before else (at, at)
-            if start < at < end or at + len(marker) < end:
-                return False
-        if marker not in self._tokens:
-            self._tokens[marker] = tuple(marker.index(token) for token in self._by_id if token in marker)
-        return all(self._specials_in(at + offset, at + offset + 1) for offset in self._tokens[marker])
+    def _tell(self, told: Told, text: str, behind: int) -> None:
+        """Show some of a call's arguments, which end as many characters in front of what is read."""
+        if not self._told_to:
+            self._shown.begin(told.name, told.id)
+        self._shown.arguments(text)
+        self._told_to = self.place - behind
 
-    def _specials_in(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the special tokens that begin in a stretch of the text."""
-        specials = self._specials
-        return specials[bisect_left(specials, (start,)) : bisect_left(specials, (end,))] if specials else []
+    def _is_told(self, call: Call) -> bool:
+        """Say whether a call is the one that was told, if one was."""
+        told = self._told
+        if told is None or not told.begun:
+            return True
+        return (told.name, told.id) == (call.name, call.id) and call.arguments.startswith(told.said)
 
-    def _skip_space(self) -> Waits:
-        while True:
-            found = _NO_SPACE.search(self._text, self._at)
-            self._read(len(self._text) if found is None else found.start())
-            if found is not None or self._closed:
-                return
-            yield
-
-    def _read(self, end: int) -> str:
-        at, self._at = self._at, end
-        text = self._text[at:end]
-        self._num_read += len(text)
-        if text:
-            self._raw.append((text, tuple((a - at, b - at) for a, b in self._specials_in(at, end))))
-        return text
+    def _note(self, calls: Sequence[Call]) -> None:
+        """Show whole calls, of which the first may have been told in part."""
+        said = "" if self._told is None else self._told.said
+        self._told, self._told_to = None, 0
+        if calls:
+            self._shown.call(calls, len(said))
 
     def _put_back(self) -> None:
         """Let a broken call be read again from where another may begin in it, which it is not to take along."""
@@ -470,9 +426,10 @@ class Scan:
             at = self._at
             left = tuple((start - at, end - at) for start, end in self._specials_in(at, len(self._text)))
             self._text, self._specials = joined([*more, (self._text[at:], left)])
-            self._at = num_chars
+            self._at, self._base = num_chars, self._base + at - num_chars
         start, stop = self._at - num_chars, self._at
-        again = self._start_in(start, stop)
+        told = max(0, self._told_from - self._base) if self._begun else 0  # what begins it is not read again
+        again = self._start_in(max(start, told), stop)
         num_reread = self._num_reread + stop - again
         if again == stop or num_reread > MOST_REREAD * (self._num_read - self._num_reread):
             return
@@ -492,7 +449,10 @@ class Scan:
         return stop
 
     def _settle(self) -> None:
-        """Show as content what was read for a call and is none."""
+        """Show as content what was read for a call and is none, but for what was told as one."""
+        skipped = self._told_to - (self.place - sum(len(text) for text, _ in self._raw)) if self._told_to else 0
         for text, specials in self._raw:
-            self._shown.say(text, Text, specials, broken=True)
+            told = min(max(skipped, 0), len(text))
+            self._shown.say(text[told:], Text, specials, told, broken=True)
+            skipped -= told
         self._raw = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.parsing.events import Call, Event, Reasoning, Recovery, Text
+from core.parsing.events import ArgumentsPiece, Call, CallBegun, CallEnded, Event, Reasoning, Recovery, Text
 
 Kind = type[Text] | type[Reasoning]
 
@@ -22,6 +22,7 @@ class Shown:
         """What was shown last."""
         self._space: dict[Kind, list[str]] = {Text: [], Reasoning: []}
         """White space that is shown if text of its kind follows it, or if the output ends with it."""
+        self._num_calls = 0
 
     @property
     def line_begins(self) -> bool:
@@ -53,9 +54,29 @@ class Shown:
         self.fresh = self.behind = False
         self._space[kind] = [text[end:]]
 
-    def call(self, calls: Sequence[Call]) -> None:
-        """Show calls."""
-        self._events += calls
+    def begin(self, name: str, call_id: str | None) -> None:
+        """Show that a call begins."""
+        self._events.append(CallBegun(self._num_calls, name, call_id or ""))
+        self.layout()
+
+    def arguments(self, text: str) -> None:
+        """Show some arguments of the call that has begun."""
+        self._events.append(ArgumentsPiece(self._num_calls, text))
+
+    def broke(self) -> None:
+        """The call that has begun will not be whole."""
+        self._events.append(CallEnded(self._num_calls, whole=False))
+        self._num_calls += 1
+
+    def call(self, calls: Sequence[Call], num_shown: int = 0) -> None:
+        """Show whole calls; of the first one's arguments as many characters were shown before."""
+        for call in calls:
+            if not num_shown:
+                self.begin(call.name, call.id)
+            self.arguments(call.arguments[num_shown:])
+            self._events.append(CallEnded(self._num_calls))
+            self._num_calls += 1
+            num_shown = 0
         self.layout()
 
     def recovered(self, what: Sequence[str]) -> None:

@@ -36,11 +36,23 @@ def fitting_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -
         return arguments
     while len(arguments) == 1:
         ((name, value),) = arguments.items()
-        inner = _object_in(value) if name in _WRAPPERS and name not in known else None
+        inner = _object_in(value) if is_wrapper(name, schema) else None
         if inner is None:
             break
         arguments = inner
-    return {name: _fitting(value, _referred(known.get(name), schema)) for name, value in arguments.items()}
+    return {name: fitting_value(value, argument_schema(name, schema)) for name, value in arguments.items()}
+
+
+def argument_schema(name: str, schema: Mapping[str, Any]) -> Any:
+    """Return the schema of an argument in that of all arguments, or what it refers to there; None if none is stated."""
+    known = schema.get("properties")
+    return _referred(known.get(name), schema) if isinstance(known, Mapping) else None
+
+
+def is_wrapper(name: str, schema: Mapping[str, Any]) -> bool:
+    """Say whether an argument, if it is the only one, may be a wrapper around the arguments."""
+    known = schema.get("properties")
+    return isinstance(known, Mapping) and name in _WRAPPERS and name not in known
 
 
 def _object_in(value: Any) -> Mapping[str, Any] | None:
@@ -52,7 +64,7 @@ def _object_in(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _fitting(value: Any, schema: Any) -> Any:
+def fitting_value(value: Any, schema: Any) -> Any:
     """Return a value in which texts, where the schema allows none, are what it does allow; as they are if they can't.
 
     Where it allows nothing but texts, other values are their JSON.
@@ -63,15 +75,15 @@ def _fitting(value: Any, schema: Any) -> Any:
     elif allowed == {"string"} and value is not None:
         return write_json(value)
     if isinstance(value, Mapping):
-        known = _stated(schema, "properties")
-        return {name: _fitting(inner, known.get(name)) for name, inner in value.items()}
+        known = stated(schema, "properties")
+        return {name: fitting_value(inner, known.get(name)) for name, inner in value.items()}
     if isinstance(value, list):
-        items = _stated(schema, "items")
-        return [_fitting(inner, items) for inner in value]
+        items = stated(schema, "items")
+        return [fitting_value(inner, items) for inner in value]
     return value
 
 
-def _stated(schema: Any, keyword: str) -> Mapping[str, Any]:
+def stated(schema: Any, keyword: str) -> Mapping[str, Any]:
     """Return what a schema, or the first of its choices that does, states under a keyword; empty if none does."""
     if not isinstance(schema, Mapping):
         return {}
@@ -82,11 +94,7 @@ def _stated(schema: Any, keyword: str) -> Mapping[str, Any]:
 
 def typed_arguments(texts: Mapping[str, str], schema: Mapping[str, Any], *, literal: bool = True) -> dict[str, Any]:
     """Return arguments with the types that the JSON schema of a tool's parameters states for them."""
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, Mapping) else {}
-    return {
-        name: typed_value(text, _referred(known.get(name), schema), literal=literal) for name, text in texts.items()
-    }
+    return {name: typed_value(text, argument_schema(name, schema), literal=literal) for name, text in texts.items()}
 
 
 def _referred(schema: Any, root: Mapping[str, Any]) -> Any:

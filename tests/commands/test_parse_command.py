@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from over_http import joined
 
 from core.cli.main import main
 
@@ -34,8 +35,9 @@ def test_whole_and_in_pieces_it_is_one_message(parse) -> None:
         assert "".join(step["text"] for step in found["stream"]) == TEXT
         for part in ("reasoning", "content"):
             assert "".join(delta.get(part, "") for delta in deltas) == message[part]
-        calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
-        assert calls == [call["function"] for call in message["tool_calls"]]
+        assert [call["function"] for call in joined(deltas)["tool_calls"]] == [
+            call["function"] for call in message["tool_calls"]
+        ]
 
 
 def test_without_parsers_all_is_content(parse) -> None:

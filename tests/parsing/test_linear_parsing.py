@@ -29,6 +29,19 @@ def test_a_megabyte_of_the_worst_takes_at_most_twelve_times_what_a_tenth_takes(k
         assert min(ratios) <= MOST, f"{unit!r}: {ratios}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "qwen3_coder"])
+def test_so_it_does_where_calls_are_told_in_pieces(parser: str) -> None:
+    reader, units = worst("tool_parsers", parser, 10_000)
+    begins = {"qwen3_coder": "<function=f><parameter=a>"}.get(parser, '<tool_call>{"name": "f", "parameters": {"a": ')
+    for unit in [*units[:2], '"\\\\u', "1", " ", "[", '{"a":', '["x\\ud83d",']:
+        ratios: list[float] = []
+        while not ratios or (min(ratios) > MOST and len(ratios) < 4):
+            long, short = (took_s(reader.in_pieces, unit, size, begins) for size in (1_000_000, 100_000))
+            ratios.append(long / short)
+        assert min(ratios) <= MOST, f"{unit!r}: {ratios}"
+
+
 def worst(kind: str, parser: str, num_chars: int) -> tuple[Reader, list[str]]:
     """Return a parser, and what takes it longest when it is repeated: all that was seen, its variations, its markers."""
     cases = [case for case in cases_of(kind, parser) if 0 < len(case.text) < 600]
@@ -40,9 +53,9 @@ def worst(kind: str, parser: str, num_chars: int) -> tuple[Reader, list[str]]:
     return reader, sorted(units, key=lambda unit: took_s(reader, unit, num_chars), reverse=True)
 
 
-def took_s(reader: Reader, unit: str, num_chars: int) -> float:
+def took_s(reader: Reader, unit: str, num_chars: int, begins: str = "") -> float:
     """Return the processor time of reading a text in pieces, with no time for collecting the test's own garbage."""
-    text = unit * (num_chars // len(unit) + 1)
+    text = begins + unit * (num_chars // len(unit) + 1)
     gc.collect()
     gc.disable()
     started = time.thread_time()

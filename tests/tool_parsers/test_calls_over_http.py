@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from over_http import Question, answers, scripted_engine
@@ -50,7 +51,8 @@ def said(special: frozenset[str]) -> Iterator[Answers]:
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_clients_get_what_the_parser_finds(name: str, said: Answers, special: frozenset[str]) -> None:
-    reader = Reader(tools=FORMATS[name], request=REQUEST, special=special)
-    expected = {case: reader.read([reader.piece(text)]) for case, text in texts(name).items()}
-    assert {case: said[name, case][0] for case in expected} == expected
-    assert {case: said[name, case][1] for case in expected} == expected
+    for index, in_pieces in enumerate((False, True)):
+        request = replace(REQUEST, in_pieces=in_pieces)
+        reader = Reader(tools=FORMATS[name], request=request, special=special)
+        expected = {case: reader.read([reader.piece(text)]) for case, text in texts(name).items()}
+        assert {case: said[name, case][index] for case in expected} == expected
