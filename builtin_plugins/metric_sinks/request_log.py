@@ -51,6 +51,7 @@ class RequestLog:
                 _shown(stats.queue_s),
                 _shown(stats.ttft_s),
                 _shown(stats.e2e_s),
+                extra={"request_id": stats.request_id},
             )
 
     def http(self, stats: HttpStats) -> None:
@@ -62,6 +63,7 @@ class RequestLog:
                 stats.path,
                 stats.status,
                 _shown(stats.duration_s),
+                extra={"request_id": stats.request_id},
             )
 
 

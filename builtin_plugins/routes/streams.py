@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -27,10 +27,21 @@ def typed_event(data: Mapping[str, Any]) -> bytes:
     return b"event: " + str(data["type"]).encode() + b"\n" + event(data)
 
 
+def event_with_text(data: Any, name: str) -> Callable[[str], bytes]:
+    """Return what makes the event of `data` with another text in the field `name`, which is empty there and nowhere else.
+
+    What the events of one answer have in common is encoded once.
+    """
+    field = b'"%b":' % name.encode()
+    before, _, after = event(data).partition(field + b'""')  # within a text its quotes would be escaped
+    before, encode = before + field, msgspec.json.encode
+    return lambda text: before + encode(text) + after
+
+
 class EventStream:
     """An ASGI response that sends each event as it comes; the events are closed when the client leaves."""
 
-    def __init__(self, events: AsyncGenerator[bytes], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, events: AsyncGenerator[bytes] | Opened[bytes], headers: Mapping[str, str] | None = None) -> None:
         self._events = events
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
@@ -44,15 +55,19 @@ class EventStream:
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            await _while_connected(receive, self._send_all(send))
+            await _while_connected(receive, self._send_all(scope, send))
         except ClientGone:
             pass
         finally:
             await self._events.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        write = scope.get("state", {}).get("write")  # the server's quick way, where it has one
         async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            if write is None:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            elif (read := write(data)) is not None:
+                await read
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -90,30 +105,39 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def started(stream: AsyncIterator[T]) -> AsyncGenerator[T]:
+async def started(stream: AsyncGenerator[T]) -> Opened[T]:
     """Wait for the first item, so that a refusal comes before any header, and return the whole stream."""
     try:
-        first = await anext(stream)
+        return Opened([await anext(stream)], stream)
     except StopAsyncIteration:
-        return _chain([], stream)
-    return _chain([first], stream)
+        return Opened([], stream)
 
 
-async def _chain(first: list[T], rest: AsyncIterator[T]) -> AsyncGenerator[T]:
-    try:
-        for item in first:
-            yield item
-        async for item in rest:
-            yield item
-    finally:
-        if isinstance(rest, AsyncGenerator):
-            await rest.aclose()
+class Opened(Generic[T]):
+    """A stream of which the first item was taken. It stands beside the stream and not around it, so an item costs no more."""
+
+    def __init__(self, first: list[T], rest: AsyncGenerator[T]) -> None:
+        self._first = first
+        self._rest = rest
+
+    def __aiter__(self) -> Opened[T]:
+        return self
+
+    def __anext__(self) -> Awaitable[T]:
+        return self._take() if self._first else anext(self._rest)
+
+    async def _take(self) -> T:
+        return self._first.pop()
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._rest.aclose()
 
 
 async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
     """Yield (stream index, item) from all streams as they come; closing it closes them all."""
     if len(streams) == 1:  # the usual case, without a task for each item
-        async with contextlib.aclosing(_chain([], streams[0])) as only:
+        async with _closing(streams[0]) as only:
             async for item in only:
                 yield 0, item
         return
@@ -135,8 +159,17 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         for stream in streams:
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
+            async with _closing(stream):
+                pass
+
+
+@contextlib.asynccontextmanager
+async def _closing(stream: AsyncIterator[T]) -> AsyncGenerator[AsyncIterator[T]]:
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
 
 
 async def _next(stream: AsyncIterator[T]) -> list[T]:

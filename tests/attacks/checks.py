@@ -256,7 +256,7 @@ def compiled_grammars_are_kept_in_bounded_room() -> None:
         raise Fault("cache_bytes is not taken")
     writes = re.compile(r"write_text|write_bytes|diskcache|sqlite3|OUTLINES_CACHE")
     folders = [ROOT / "builtin_plugins" / name for name in ("structured_outputs", "grammar_backends")]
-    folders += [path for path in (ROOT / "plugins").iterdir() if path.is_dir()]
+    folders += [path.parent for path in (ROOT / "plugins").rglob("plugin.py") if "grammar_backends" in path.read_text()]
     for path in OURS:
         lines = [line for line in path.read_text().splitlines() if "/proc/self/" not in line]
         if any(folder in path.parents for folder in folders) and writes.search("\n".join(lines)):

@@ -49,14 +49,17 @@ def test_every_benchmark_has_help_with_its_own_flags(name: str, capsys: Printed)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "engine bench: a subcommand is missing; there are: throughput, latency, serve, startup, step"),
-        (["latncy"], "unknown subcommand 'latncy'; there are: throughput, latency, serve, startup, step; did you mean"),
+        ([], "engine bench: a subcommand is missing; there are: throughput, latency, serve, startup, step, sweep"),
+        (
+            ["latncy"],
+            "unknown subcommand 'latncy'; there are: throughput, latency, serve, startup, step, sweep; did you mean",
+        ),
         (["latency", *SCRIPTED, "--batch-size", "0"], "--batch-size 0 is too small; use at least 1."),
         (["latency", *SCRIPTED, "--output-json", "nowhere/file.json"], "the folder does not exist"),
         (["latency", *SCRIPTED, "--plot", "picture.gif"], "use .png, .svg, .pdf."),
         (["latency", *SCRIPTED, "--input-len", "300"], "more than the context of 256"),
         (["throughput", *SCRIPTED, "--dataset-name", "custom"], "needs its file: give --dataset-path."),
-        (["throughput", *SCRIPTED, "--dataset-path", "x"], "--dataset-path goes with --dataset-name custom or"),
+        (["throughput", *SCRIPTED, "--dataset-path", "x"], "--dataset-path goes with --dataset-name custom,"),
         (["throughput", *SCRIPTED, "--random-range-ratio", "1"], "use 0 to less than 1."),
         (["throughput", *SCRIPTED, "--output-len", "-1"], "--output-len -1 asks for nothing"),
         (["startup", *SCRIPTED, "--num-iters-warm", "0", "--num-iters-cold", "0"], "are both 0"),

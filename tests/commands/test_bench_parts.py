@@ -75,15 +75,49 @@ def test_conversations_give_questions_and_lengths_of_answers(tmp_path: Path) -> 
     assert [(s.prompt, s.output_tokens, s.prompt_tokens) for s in made] == [("one two three four five", 6, 5)] * 2
 
 
+def test_poem_lines_fill_a_prompt_behind_those_that_all_have(tmp_path: Path) -> None:
+    path = tmp_path / "sonnet.txt"
+    path.write_text("\n".join(f"line {number} of four" for number in range(50)))
+    flags = "--sonnet-input-len 60 --sonnet-prefix-len 16 --sonnet-output-len 7 --num-prompts 9"
+    made = samples("--dataset-name", "sonnet", "--dataset-path", str(path), *flags.split(), units=Words())
+    lines = [sample.prompt.splitlines()[1:] for sample in made]
+    assert {tuple(each[:4]) for each in lines} == {tuple(f"line {number} of four" for number in range(4))}
+    assert len({tuple(each) for each in lines}) == 9
+    assert all(60 <= sample.prompt_tokens < 64 and sample.output_tokens == 7 for sample in made)
+    with pytest.raises(ConfigError, match="--sonnet-input-len 20 has no room"):
+        samples("--dataset-name", "sonnet", "--dataset-path", str(path), "--sonnet-input-len", "20", units=Words())
+
+
+def test_a_trace_gives_lengths_only(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    rows = ["1,GPT-4,12,3", "2,ChatGPT,9,9", "3,GPT-4,7,5", "4,GPT-4,7,0"]
+    path.write_text("\n".join(["Timestamp,Model,Request tokens,Response tokens", *rows]) + "\n")
+    made = samples("--dataset-name", "burstgpt", "--dataset-path", str(path), "--num-prompts", "2")
+    assert sorted((len(sample.prompt), sample.output_tokens) for sample in made) == [(7, 5), (12, 3)]
+
+
+def test_questions_of_one_category_are_asked(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text("".join(json.dumps({"category": c, "turns": [f"{c} one", "two"]}) + "\n" for c in ("qa", "math")))
+    flags = ["--spec-bench-category", "math", "--spec-bench-output-len", "9", "--num-prompts", "2"]
+    made = samples("--dataset-name", "spec_bench", "--dataset-path", str(path), *flags)
+    assert [(sample.prompt, sample.output_tokens) for sample in made] == [("math one", 9)] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("custom", "not json", "line 1: not a JSON object"),
-        ("custom", '{"text": "x"}', "line 1: not a JSON object"),
+        ("custom", '{"text": "x"}', "line 1: needs a text"),
+        ("custom", "[1]", "line 1: not a JSON object"),
         ("custom", '{"prompt": 5}', "line 1: needs a text"),
         ("custom", "", "holds no prompt"),
         ("sharegpt", "{}", "holds no prompt"),
         ("sharegpt", "[1]", "not a list of objects"),
+        ("sonnet", "", "holds no prompt"),
+        ("burstgpt", "Model,Tokens\nGPT-4,5\n", "needs the columns"),
+        ("burstgpt", "Model,Request tokens,Response tokens\nChatGPT,5,5\n", "holds no prompt"),
+        ("spec_bench", '{"prompt": "x"}', "line 1: needs a list of texts"),
     ],
 )
 def test_a_wrong_file_is_refused(name: str, text: str, message: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 
 GROUPS = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes, TokenizeRoutes, ProbeRoutes)
-REGISTRY = load_plan(make_plan(["none", "tool_parsers", "reasoning_parsers"]))
+PLAN = make_plan(["none", "tool_parsers", "reasoning_parsers"])
 
 
 class Api:
@@ -30,7 +30,7 @@ class Api:
     def __init__(self, **options: Any) -> None:
         self.config = EngineConfig(options=options)
         self.engine = EchoEngine(self.config)
-        self.engine.registry = REGISTRY
+        self.engine.registry = load_plan(PLAN)
         groups = [make(self.engine, self.config) for make in GROUPS]
         self.server = HttpServer(self.engine, self.config, groups)
 

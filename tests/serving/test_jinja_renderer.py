@@ -148,6 +148,39 @@ def test_templates_cannot_leave_the_sandbox(template):
     assert shown == ""  # refused, or undefined, which renders as nothing
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 0.05 s of processor time",
+        ),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "more than 0.05 s of processor time",
+        ),
+        ("{% for a in range(2000) %}{{ messages[0].content }}{% endfor %}", "more than 3000 characters"),
+        ("{{ 'a' * 10**9 }}", r"\* makes a value that is too large"),
+        ("{{ [1] * 10**9 }}", r"\* makes a value that is too large"),
+        ("{{ 10 ** 10000000 }}", r"\*\* makes a value that is too large"),
+    ],
+)
+def test_a_template_has_a_budget(monkeypatch, template, said):
+    monkeypatch.setattr("builtin_plugins.chat_renderers.jinja.budget.MOST_S", 0.05)
+    monkeypatch.setattr("builtin_plugins.chat_renderers.jinja.budget.MOST_CHARS", 3000)
+    with pytest.raises(InvalidRequest, match=said):
+        renderer(template).render(USER)
+
+
+def test_each_rendering_has_a_budget_of_its_own(monkeypatch):
+    monkeypatch.setattr("builtin_plugins.chat_renderers.jinja.budget.MOST_S", 0.05)
+    turns = "{% for a in range(count) %}{% for b in range(count) %}{% endfor %}{% endfor %}"
+    target = renderer(turns + "{{ 2 * 3 }}")
+    with pytest.raises(InvalidRequest, match="processor time"):
+        target.render(USER, template_kwargs={"count": 99_999})
+    assert target.render(USER, template_kwargs={"count": 3}) == "6"
+
+
 def test_template_is_compiled_at_start():
     with pytest.raises(ConfigError, match=r"the chat template of m cannot be compiled: .* \(line 1\)"):
         renderer("{% if %}")

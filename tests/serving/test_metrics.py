@@ -34,6 +34,7 @@ memory_limit_bytes gauge owner process
 num_preemptions counter
 num_requests_running gauge
 num_requests_waiting gauge
+plugin_faults counter plugin process
 prefix_cache_hits counter
 prefix_cache_queries counter
 process_memory_bytes gauge process
@@ -67,12 +68,41 @@ OURS |= {
     "step_time_seconds",
     "memory_bytes",
     "memory_limit_bytes",
+    "plugin_faults",
     "process_memory_bytes",
     "server_restarts",
 }
 HEALTH = {"status": "ready", "open_requests": 3, "restarts": 2, "sinks": [{"sink": "s", "faults": 4}]}
-HEALTH["memory"] = {"owners": {"acme_cache": (5, 10)}, "engine": []}
+HEALTH["memory"] = {"owners": {"acme_cache": (5, 10)}, "engine": [], "faults": {"acme": (2, "OSError: gone")}}
 HEALTH["server_restarts"] = 1
+VLLM = """
+num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries prefix_cache_hits num_preemptions
+prompt_tokens generation_tokens request_success request_prompt_tokens request_generation_tokens iteration_tokens_total
+request_max_num_generation_tokens request_params_n request_params_max_tokens time_to_first_token_seconds
+inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds
+request_prefill_kv_computed_tokens cache_config_info
+"""
+NOT_HERE = {
+    "corrupted_requests": "a request with logits that are no numbers fails, and is in request_success with its reason",
+    "engine_sleep_state": "GET /is_sleeping tells",
+    "external_prefix_cache_hits": "no cache outside of the engine",
+    "external_prefix_cache_queries": "no cache outside of the engine",
+    "kv_block_idle_before_evict_seconds": "--kv-cache-metrics is refused by name",
+    "kv_block_lifetime_seconds": "--kv-cache-metrics is refused by name",
+    "kv_block_reuse_gap_seconds": "--kv-cache-metrics is refused by name",
+    "lora_requests_info": "no adapters",
+    "mm_cache_hits": "no images, audio or video",
+    "mm_cache_queries": "no images, audio or video",
+    "nixl_bytes_transferred": "no transfer of caches between machines",
+    "nixl_num_descriptors": "no transfer of caches between machines",
+    "nixl_num_failed_notifications": "no transfer of caches between machines",
+    "nixl_num_failed_transfers": "no transfer of caches between machines",
+    "nixl_post_time_seconds": "no transfer of caches between machines",
+    "nixl_xfer_time_seconds": "no transfer of caches between machines",
+    "time_per_output_token_seconds": "the former name of inter_token_latency_seconds, which vLLM has taken out",
+}
+"""Of vLLM's names, with the reason."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -124,6 +154,17 @@ def test_names_types_and_labels_are_these(prefix):
         assert name == f"{prefix}cache_config_info" or {"model_name", "engine"} <= labels
         shown.append(" ".join([name.removeprefix(prefix), family.type, *([] if "info" in name else own)]))
     assert sorted(shown) == SNAPSHOT.split("\n")[1:-1]
+
+
+def test_what_vllm_counts_is_here_or_has_a_reason():
+    ours = {spec.name for spec in METRICS}
+    assert set(VLLM.split()) <= ours
+    assert ours.isdisjoint(NOT_HERE)  # what has come is named no longer
+    assert len(VLLM.split()) + len(NOT_HERE) == 42
+
+
+def test_faults_of_plugins_are_counted_by_process():
+    assert value_of(exercised(), "engine_plugin_faults_total", plugin="acme", process="api") == 2.0
 
 
 def test_counters_and_histograms_are_spelt_as_prometheus_spells_them():

@@ -68,7 +68,7 @@ def test_it_has_every_route_and_no_other(api: Any, described: Any) -> None:
 
 GOOD: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "a"}),
-    ("completions", {"prompt": ["a", "b"], "n": 2, "stop": "x", "logit_bias": {"5": 1}, "best_of": 1}),
+    ("completions", {"prompt": ["a", "b"], "n": 2, "stop": "x", "logit_bias": {"5": 1}, "best_of": 3}),
     ("completions", {"prompt": [1, 2], "temperature": None, "top_k": -1, "logprobs": 3, "seed": 2**63 - 1}),
     ("completions", {"prompt": "a", "response_format": {"type": "json_object"}, "user": "u", "stream": True}),
     ("completions", {"prompt": "a", "structured_outputs": {"regex": "a+", "json": None}, "stop": ["x", "y"]}),
@@ -83,6 +83,10 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("completions", {}),
+    ("completions", {"prompt": ""}),
+    ("completions", {"prompt": []}),
+    ("completions", {"prompt": [[1], {}]}),
+    ("chat/completions", {"messages": []}),
     ("completions", {"prompt": 5}),
     ("completions", {"prompt": "a", "temperature": -1}),
     ("completions", {"prompt": "a", "temperature": "hot"}),
@@ -124,6 +128,27 @@ def test_errors_have_the_form_it_tells(api: Any, described: Any) -> None:
         Draft202012Validator(schema).validate(reply.json())
 
 
+def test_every_status_of_a_route_is_told(api: Any, described: Any) -> None:
+    complete = described["paths"]["/v1/completions"]["post"]["responses"]
+    assert {"200", "400", "404", "408", "413", "415", "429", "500", "503", "504", "default"} == complete.keys()
+    assert complete["200"]["content"].keys() == {"application/json", "text/event-stream"}
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            assert ("404" in operation["responses"]) >= ("{" in path)
+    assert "401" not in json.dumps(described["paths"])
+
+
+def test_parameters_behind_a_path_are_told_where_they_are_read(described: Any) -> None:
+    one = described["paths"]["/v1/responses/{response_id}"]
+    assert {each["name"] for each in one["get"]["parameters"]} == {"response_id", "stream", "starting_after"}
+    assert {each["name"] for each in one["delete"]["parameters"]} == {"response_id"}
+
+
+def test_a_method_that_is_not_served_is_told_all_that_are(api: Any) -> None:
+    reply = api.call("PUT", "/v1/responses/resp_1")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "DELETE, GET, HEAD")
+
+
 def test_strict_fields_are_told(make_api: Callable[..., Any]) -> None:
     schema = make_api(strict_fields=True).get("/openapi.json").json()["components"]["schemas"]["CompletionFields"]
     assert not Draft202012Validator(schema).is_valid({"prompt": "a", "quantum_mode": True})
@@ -136,6 +161,10 @@ def test_it_needs_the_key_and_tells_who_does(make_api: Callable[..., Any]) -> No
     assert found["security"] == [{"key": []}, {"header": []}]
     free = {path for path, methods in found["paths"].items() for each in methods.values() if each.get("security") == []}
     assert free == PROBES
+    needs = {
+        path for path, methods in found["paths"].items() for each in methods.values() if "401" in each["responses"]
+    }
+    assert needs == found["paths"].keys() - PROBES
 
 
 def test_it_can_be_switched_off(make_api: Callable[..., Any]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
+import mmap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +16,7 @@ import pytest
 
 from builtin_plugins.routes.invocations.routes import InvocationRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.routes.operator.profiling import Settings
 from builtin_plugins.routes.operator.routes import OperatorRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.routes.responses.routes import ResponsesRoutes
@@ -21,6 +25,7 @@ from builtin_plugins.routes.tokens.routes import TokenRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 from core.config import EngineConfig
+from core.errors import ConfigError
 from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 
@@ -95,8 +100,9 @@ def test_what_is_missing_is_named(api: Api) -> None:
     reply = api.post("/sleep")
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "not_served"
-    assert "sleep mode; /pause keeps" in reply.json()["error"]["message"]
-    assert "a profiler" in api.post("/start_profile").text
+    assert "--enable-sleep-mode; /pause" in reply.json()["error"]["message"]
+    assert "--profiler-config" in api.post("/start_profile").text
+    assert "this engine reads text" in api.post("/reset_mm_cache").text
 
 
 def test_calls_of_features_are_made_by_the_names_that_were_declared(api: Api) -> None:
@@ -224,11 +230,17 @@ def test_the_tokenizer_is_told_of_where_the_operator_allows_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def pausable() -> Iterator[Api]:
-    """An engine that can rest."""
+def pausable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """An engine that can rest, sleep and be profiled."""
+    folder = str(tmp_path_factory.mktemp("traces"))
+    options: dict[str, Any] = {
+        "enable_operator_routes": True,
+        "enable_sleep_mode": True,
+        "profiler_config": {"torch_profiler_dir": folder, "max_iterations": 3, "torch_profiler_with_stack": False},
+    }
     engine = AsyncLLM(
         "scripted:",
-        enable_operator_routes=True,
+        **options,
         disable_frontend_multiprocessing=True,
         max_model_len=512,
         max_num_seqs=4,
@@ -236,7 +248,7 @@ def pausable() -> Iterator[Api]:
         log_level="error",
     )
     try:
-        yield Api(engine, enable_operator_routes=True)
+        yield Api(engine, **options)
     finally:
         engine.shutdown()
 
@@ -322,3 +334,96 @@ def test_a_prompt_under_way_rests_as_well(pausable: Api) -> None:
 
 def test_a_mode_nobody_knows_is_refused(pausable: Api) -> None:
     assert pausable.call("POST", "/pause?mode=later").json()["error"]["param"] == "mode"
+
+
+def test_a_sleeping_engine_has_given_its_cache_back_and_goes_on_when_woken(pausable: Api) -> None:
+    async def sleep() -> tuple[Any, ...]:
+        before = (await pausable.ask("POST", "/v1/chat/completions", json={"messages": MESSAGES})).json()
+        left = await running(pausable)
+        fallen = (await pausable.ask("POST", "/sleep")).json()
+        (ended,) = await asyncio.gather(*left)
+        asleep = (await pausable.ask("GET", "/is_sleeping")).json()
+        (waiting,) = await running(pausable)
+        for _ in range(20):
+            await pausable.engine.call("pausing.state")  # as many turns of the engine's loop
+        waits = not waiting.done()
+        half = (await pausable.ask("POST", "/wake_up?tags=weights")).json()
+        woken = (await pausable.ask("POST", "/wake_up?tags=weights&tags=kv_cache")).json()
+        after = (await waiting).json()
+        awake = (await pausable.ask("GET", "/is_sleeping")).json()
+        return before, ended.json(), fallen, asleep, waits, half, woken, after, awake
+
+    before, ended, fallen, asleep, waits, half, woken, after, awake = asyncio.run(sleep())
+    assert ended["choices"][0]["finish_reason"] == "abort"
+    assert (fallen["status"], half, woken) == ("asleep", {"status": "asleep"}, {"status": "awake"})
+    assert (asleep, waits, awake) == ({"is_sleeping": True}, True, {"is_sleeping": False})
+    assert after["choices"] == before["choices"]
+    assert after["usage"]["prompt_tokens"] == before["usage"]["prompt_tokens"]
+
+
+def test_what_was_written_to_is_given_back_at_its_address() -> None:
+    import numpy as np
+
+    from builtin_plugins.routes.operator.sleeping import Releasing
+
+    memory = np.full(1 << 24, 7, dtype=np.uint8)
+
+    class Tensor:
+        nbytes = memory.nbytes
+
+        def data_ptr(self) -> int:
+            return int(memory.ctypes.data)
+
+    class Parts:
+        device = "cpu"
+        memory = {(0, 0): Tensor()}
+
+    half = Releasing()
+    half.attach(Parts())  # type: ignore[arg-type]
+    answer = half.call("fall", b"")
+    assert answer is not None
+    assert int(answer) > memory.nbytes // 2  # whole pages only, and other threads may take some meanwhile
+    assert not memory[mmap.PAGESIZE : -mmap.PAGESIZE].any()
+    assert half.call("state", b"") is None
+
+
+def test_sleep_that_is_not_served_is_refused_by_name(pausable: Api) -> None:
+    assert pausable.call("POST", "/sleep?level=2").json()["error"]["param"] == "level"
+    assert pausable.call("POST", "/wake_up?tags=all").json()["error"]["param"] == "tags"
+
+
+def test_steps_are_profiled_into_a_file_for_each_rank(pausable: Api) -> None:
+    async def profile() -> tuple[Any, ...]:
+        asked = {"json": {"messages": MESSAGES}}
+        assert (await pausable.ask("POST", "/stop_profile")).status_code == 409
+        await pausable.ask("POST", "/start_profile")
+        twice = (await pausable.ask("POST", "/start_profile")).status_code
+        await pausable.ask("POST", "/v1/chat/completions", **asked)  # more than three steps: they end it
+        over = (await pausable.ask("POST", "/stop_profile")).status_code
+        await pausable.ask("POST", "/start_profile")
+        stopped = (await pausable.ask("POST", "/stop_profile")).json()
+        return twice, over, stopped
+
+    twice, over, stopped = asyncio.run(profile())
+    assert (twice, over) == (409, 409)
+    (file,) = stopped["files"]
+    traces = sorted(Path(file).parent.iterdir())
+    assert [trace.name.split(".")[0] for trace in traces] == ["rank0", "rank0"]
+    events = json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]
+    assert any(event.get("cat") == "cpu_op" for event in events)
+
+
+@pytest.mark.parametrize("given", [{"torch_profiler_dir": ""}, {"profiler": "cuda"}, {"torch_profiler_dri": "x"}])
+def test_a_profiler_that_cannot_be_is_refused_by_its_flag(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--profiler-config"):
+        Settings.of(given)
+    assert Settings.of({}) is None
+
+
+def test_faults_of_plugins_are_shown_with_their_owner(pausable: Api) -> None:
+    seldom = pausable.engine.registry.hooks.seldom
+    seldom.count("routes_operator", "OSError: gone")
+    shown = {each["name"]: each for each in pausable.call("GET", "/server_info").json()["plugin_health"]}
+    del seldom.counted["routes_operator"]
+    assert (shown["routes_operator"]["faults"], shown["routes_operator"]["error"]) == (1, "OSError: gone")
+    assert shown["routes_openai"]["faults"] == 0

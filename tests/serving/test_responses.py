@@ -121,6 +121,21 @@ def test_free_text_tools_and_namespaces_are_called_in_the_clients_own_form(make_
     ]
 
 
+@pytest.mark.parametrize("cut", [0, 30])
+def test_free_text_comes_as_it_is_written_and_a_call_that_breaks_is_incomplete(make_api, cut):
+    text = '*** Begin\n+f("\\t")\n*** End'
+    patch = {"type": "custom", "name": "apply_patch", "format": {"type": "text"}}
+    call = f'<tool_call>{{"name": "apply_patch", "arguments": {json.dumps({"input": text})}}}</tool_call>'
+    limit = {"max_output_tokens": len(call) - cut} if cut else {}
+    events = told(ask(make_api(**ON), call, tools=[patch], stream=True, **limit))
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    (item,) = events[-1]["response"]["output"]
+    assert len(deltas) > len(text) // 4
+    assert "".join(deltas) == item["input"]
+    assert (item["input"] == text, text.startswith(item["input"])) == (not cut, True)
+    assert (item["status"], events[-1]["response"]["status"]) == (("incomplete",) * 2 if cut else ("completed",) * 2)
+
+
 def test_what_codex_sends_is_taken(make_api):
     reply = ask(
         make_api(**ON),

@@ -233,8 +233,9 @@ def test_logs_of_all_processes_are_json_when_asked():
     lines = [json.loads(line) for line in said.splitlines()]
     assert {"main", "engine"} <= {line["process"] for line in lines}
     assert any(line["logger"] == "uvicorn.access" for line in lines)
-    (request,) = [line["message"] for line in lines if line["message"].startswith("request cmpl-mine")]
-    assert ": length, " in request
+    (request,) = [line for line in lines if line["message"].startswith("request cmpl-mine")]
+    assert ": length, " in request["message"]
+    assert request["request_id"].startswith("cmpl-mine")
     assert "secret" not in said
     assert "/readyz" not in said
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
+from over_http import joined
 
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.fields import as_typed
@@ -20,26 +20,13 @@ ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
-def joined(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
-    """What a client makes of a stream."""
-    message: dict[str, Any] = {}
-    reason = None
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            for name, value in choice["delta"].items():
-                message[name] = message[name] + value if name in message else value
-            reason = choice["finish_reason"] or reason
-    for call in message.get("tool_calls", ()):
-        del call["index"]
-    return message, reason
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_content_and_calls_are_told_apart(make_api, read_events, stream):
     said = f"<think>hm</think>Adding.\n{CALL}{CALL}"
     reply = make_api(**ON).chat(said, tools=[TOOL], stream=stream)
     if stream:
-        message, reason = joined(read_events(reply))
+        choices = [choice for chunk in read_events(reply) for choice in chunk["choices"]]
+        message, reason = joined(choice["delta"] for choice in choices), choices[-1]["finish_reason"]
     else:
         choice = reply.json()["choices"][0]
         message, reason = choice["message"], choice["finish_reason"]
@@ -114,6 +101,19 @@ def test_a_thinking_budget_is_handed_on_with_the_texts_of_the_parser(make_api):
 def test_cut_off_calls_are_content(make_api):
     choice = make_api(**ON).chat(CALL, tools=[TOOL], max_tokens=20).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (CALL[:20], "length")
+
+
+def test_a_call_that_is_cut_off_in_a_stream_stays_begun_and_is_no_reason_to_call(make_api, read_events):
+    text = "A long text, said word for word. " * 2
+    said = f'<tool_call>{{"name": "add", "arguments": {{"a": "{text}'
+    reply = make_api(**ON).chat(said, tools=[TOOL], stream=True, max_tokens=len(said) - 5)
+    choices = [choice for chunk in read_events(reply) for choice in chunk["choices"]]
+    pieces = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert len(pieces) > 20
+    (call,) = joined(choice["delta"] for choice in choices)["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert call["function"]["arguments"] == f'{{"a": "{text[:-5]}'
+    assert choices[-1]["finish_reason"] == "length"
 
 
 ADD = {"type": "function", "function": {"name": "add"}}
@@ -226,6 +226,13 @@ def test_formats_are_made_from_what_the_checkpoint_says(make_api):
     }
     formats = Formats.from_engine(api.engine, options)
     assert (formats.tools.call_ends, formats.reasoning.ends) == (("@end",), ("</hm>",))
+
+
+def test_route_groups_of_one_engine_share_their_formats(make_api):
+    api = make_api(**ON)
+    first = Formats.shared(api.engine, api.config.options)
+    assert Formats.shared(api.engine, {**api.config.options, "strict_fields": True}) is first
+    assert Formats.shared(api.engine, {"tool_call_parser": "mistral"}) is not first
 
 
 def test_refusals_name_the_field_that_the_client_wrote():

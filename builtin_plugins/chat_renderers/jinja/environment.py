@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import jinja2.ext
 import jinja2.nodes
@@ -16,6 +16,8 @@ import jinja2.parser
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from builtin_plugins.chat_renderers.jinja.budget import Budget, check_product
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -49,10 +51,31 @@ class _PlainNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-def chat_environment() -> ImmutableSandboxedEnvironment:
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates have a budget; renderings in one thread come one after the other."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Return what an operator makes of two values, if it is not too large."""
+        check_product(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
+        self.budget.watch(source)
+        return super()._generate(source, *args, **kwargs)
+
+    @property
+    def budget(self) -> Budget:
+        """What a rendering may take."""
+        found: Any = self.extensions[Budget.identifier]
+        return cast(Budget, found)
+
+
+def chat_environment() -> ChatEnvironment:
     """Return a fresh environment with the filters and functions chat templates expect."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
+    environment = ChatEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols, Budget]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
 
+from builtin_plugins.chat_renderers.jinja.budget import joined
 from builtin_plugins.chat_renderers.jinja.environment import chat_environment
 from builtin_plugins.chat_renderers.jinja.messages import plain_messages
 from core.api import ConfigError, EngineConfig, InvalidRequest, ModelSource, Tokenizer
 
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+SHIPPED: Final = Path(__file__).parent / "templates"
+"""Templates of families whose checkpoints have none that shows tools."""
 DEFAULT = "default"
 """Name of the template that is used for everything that has none of its own."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -74,12 +77,14 @@ class JinjaRenderer:
         chat = plain_messages(messages, keep_parts=reads_parts)
         final = _mark_final(chat) if continue_final_message else ""
         try:
-            prompt = template.render(
+            self._environment.budget.begin()
+            pieces = template.generate(
                 messages=chat,
                 tools=[dict(tool) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **values,
             )
+            prompt = joined(pieces)
         except Exception as error:
             # A template is code of the checkpoint's author run on a client's data: whatever it raises is about these.
             raise InvalidRequest("messages", f"the chat template refused them: {_words(error)}.") from error
@@ -107,7 +112,10 @@ class JinjaRenderer:
 
 
 def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict[str, str]:
-    """Return templates by name; `given`, the value of `--chat-template`, is a name of one, a file or the text itself."""
+    """Return templates by name; `given`, the value of `--chat-template`, is a name of one, a file or the text itself.
+
+    Those that come with this renderer have the names that vLLM's have, and are found where its files are asked for, too.
+    """
     named = {DEFAULT: known} if isinstance(known, str) else dict(known or {})
     if given is None:
         return named
@@ -115,12 +123,17 @@ def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict
         return {DEFAULT: named[given]}
     if "{" in given or "\n" in given:
         return {DEFAULT: given}
+    path, shipped = Path(given), {file.stem: file for file in SHIPPED.glob("*.jinja")}
+    file = shipped.get(given, path)
+    if not file.exists():
+        file = shipped.get(path.name.removesuffix(".jinja").removeprefix("tool_chat_template_"), path)
     try:
-        return {DEFAULT: Path(given).read_text(encoding="utf-8")}
+        return {DEFAULT: file.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         names = f" The model has: {', '.join(named)}." if len(named) > 1 else ""
         raise ConfigError(
-            f"--chat-template {given} is no template and cannot be read as a file: {error}.{names}"
+            f"--chat-template {given} is no template and cannot be read as a file: {error}.{names} "
+            f"By name there are: {', '.join(sorted(shipped))}."
         ) from error
 
 

@@ -9,6 +9,7 @@ from builtin_plugins.commands.bench.latency import Latency
 from builtin_plugins.commands.bench.serve import ServeLoad
 from builtin_plugins.commands.bench.startup import Startup
 from builtin_plugins.commands.bench.step import Step
+from builtin_plugins.commands.bench.sweep import Sweep
 from builtin_plugins.commands.bench.throughput import Throughput
 from core.api import ConfigError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Bench:
     """What is measured is chosen by the subcommand."""
 
-    help = "Measure throughput, latency, serving, start-up or the engine's own step."
+    help = "Measure throughput, latency, serving, start-up or the engine's own step; sweep over settings."
     takes_engine_options = False
     subcommands: ClassVar[Mapping[str, type[Command]]] = {
         "throughput": Throughput,
@@ -29,6 +30,7 @@ class Bench:
         "serve": ServeLoad,
         "startup": Startup,
         "step": Step,
+        "sweep": Sweep,
     }
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -30,8 +30,8 @@ from builtin_plugins.commands.bench.report import (
     warn_if_busy,
     write_json,
 )
-from builtin_plugins.commands.bench.units import Tokens, Words, tokens_from_file
-from builtin_plugins.commands.bench.workload import Sample, Units, add_dataset, check_dataset, make_samples
+from builtin_plugins.commands.bench.units import Tokens, Units, Words, tokens_from_file
+from builtin_plugins.commands.bench.workload import Sample, add_dataset, check_dataset, make_samples
 from core.api import ConfigError, EngineError
 from core.config.env import read_environment
 

@@ -1,13 +1,12 @@
-"""What random prompts for a server are made of: token ids where a tokenizer can be asked, else common words."""
+"""What random prompts are made of; for a server token ids where a tokenizer can be asked, else common words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from builtin_plugins.commands.bench.workload import Prompt
 from core.api import ConfigError
 
 _TEXT: Final = (
@@ -21,8 +20,22 @@ _TEXT: Final = (
 WORDS: Final = tuple(_TEXT.split())
 """Each of them, with its space, is one token of most vocabularies and at least one of any."""
 
+Prompt = str | list[int]
 Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
+
+
+class Units(Protocol):
+    """What prompts are made of: token ids, or words where ids are not known."""
+
+    def draw(self, rng: Random, count: int) -> list[Any]:
+        """Return random units."""
+
+    def prompt(self, units: list[Any]) -> Prompt:
+        """Return units as a prompt."""
+
+    def count(self, text: str) -> int:
+        """Return the tokens of a text, as well as it is known."""
 
 
 class Words:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.commands.bench.recorded import READERS
+from builtin_plugins.commands.bench.units import Prompt, Units
 from core.api import ConfigError
 
 if TYPE_CHECKING:
     import argparse
     from random import Random
 
-Prompt = str | list[int]
-DATASETS: Final = ("random", "prefix_repetition", "custom", "sharegpt")
-FEWEST_TOKENS: Final = 4
-"""A prompt or an answer of a conversation with fewer is no use."""
-MOST_PROMPT_TOKENS, MOST_TOKENS = 1024, 2048
-"""Of a conversation that is used."""
-
-
-class Units(Protocol):
-    """What prompts are made of: token ids, or words where ids are not known."""
-
-    def draw(self, rng: Random, count: int) -> list[Any]:
-        """Return random units."""
-
-    def prompt(self, units: list[Any]) -> Prompt:
-        """Return units as a prompt."""
-
-    def count(self, text: str) -> int:
-        """Return the tokens of a text, as well as it is known."""
+DATASETS: Final = ("random", "prefix_repetition", *READERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +53,7 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
     """Add what is asked."""
     add = parser.add_argument_group("what is asked").add_argument
     add("--dataset-name", choices=DATASETS, default="random", help="where prompts come from (default: random)")
-    add("--dataset-path", metavar="FILE", help='custom: lines of {"prompt": ...}; sharegpt: its JSON file')
+    add("--dataset-path", metavar="FILE", help='custom: lines of {"prompt": ...}; others: their own file')
     add("--num-prompts", type=int, default=num_prompts, metavar="N", help=f"requests (default: {num_prompts})")
     for name, default, text in (
         ("input", 128, "tokens of a random prompt"),
@@ -87,16 +71,24 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
     add("--random-prefix-len", type=int, default=0, metavar="N", help="tokens that all random prompts begin with")
     add("--prefix-repetition-num-prefixes", type=int, default=10, metavar="N", help="distinct prefixes (default: 10)")
     add("--prefix-repetition-prefix-len", type=int, default=256, metavar="N", help="tokens of each (default: 256)")
+    for dataset, name, default, text in (
+        ("sonnet", "input", 550, "tokens of a prompt of poem lines"),
+        ("sonnet", "prefix", 200, "of these, at the beginning of all"),
+        ("sonnet", "output", 150, "tokens to generate for it"),
+        ("spec-bench", "output", 256, "tokens to generate for a question of Spec-Bench"),
+    ):
+        add(f"--{dataset}-{name}-len", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    add("--spec-bench-category", metavar="NAME", help="questions of this category only")
     add("--prefix-repetition-suffix-len", type=int, default=256, metavar="N", help="tokens after it (default: 256)")
 
 
 def check_dataset(args: argparse.Namespace) -> None:
     """Raise `ConfigError` for what cannot be asked."""
-    needs_file = args.dataset_name in ("custom", "sharegpt")
+    needs_file = args.dataset_name in READERS
     if needs_file and args.dataset_path is None:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs its file: give --dataset-path.")
     if args.dataset_path is not None and not needs_file:
-        raise ConfigError(f"--dataset-path goes with --dataset-name custom or sharegpt, not {args.dataset_name}.")
+        raise ConfigError(f"--dataset-path goes with --dataset-name {', '.join(READERS)}; not {args.dataset_name}.")
     if args.dataset_path is not None and not Path(args.dataset_path).is_file():
         raise ConfigError(f"--dataset-path {args.dataset_path}: there is no such file.")
     if not 0 <= args.random_range_ratio < 1:
@@ -111,8 +103,7 @@ def make_samples(args: argparse.Namespace, units: Units, rng: Random) -> list[Sa
         return list(_random(args, units, rng))
     if args.dataset_name == "prefix_repetition":
         return list(_repeated(args, units, rng))
-    read = _read_custom if args.dataset_name == "custom" else _read_conversations
-    samples = list(read(args, units, rng))
+    samples = [Sample(*asked) for asked in islice(READERS[args.dataset_name](args, units, rng), args.num_prompts)]
     if not samples:
         raise ConfigError(f"--dataset-path {args.dataset_path} holds no prompt that can be used.")
     # A file that is too small is gone through again, so that the number of requests is the one asked for.
@@ -140,38 +131,3 @@ def _repeated(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[S
     rng.shuffle(order)
     for prefix in order:
         yield Sample(units.prompt(prefix + units.draw(rng, suffix_len)), args.output_len, prefix_len + suffix_len)
-
-
-def _read_custom(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[Sample]:
-    path = Path(args.dataset_path)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            prompt, output = entry["prompt"], entry.get("output_tokens", args.output_len)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f'{path}, line {number}: not a JSON object with a "prompt".') from error
-        wanted = args.output_len if args.output_len > 0 else output
-        if not isinstance(prompt, str) or not isinstance(wanted, int) or wanted < 1:
-            raise ConfigError(f'{path}, line {number}: needs a text as "prompt", and for -1 its "output_tokens".')
-        yield Sample(prompt, wanted, units.count(prompt))
-
-
-def _read_conversations(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[Sample]:
-    """First question and the length of its answer, of conversations in random order; too short or long ones left out."""
-    path = Path(args.dataset_path)
-    try:
-        turns = [entry["conversations"] for entry in json.loads(path.read_text(encoding="utf-8"))]
-        pairs: Sequence[tuple[str, str]] = [(t[0]["value"], t[1]["value"]) for t in turns if len(t) > 1]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f'{path}: not a list of objects with "conversations".') from error
-    found = 0
-    for question, answer in rng.sample(pairs, len(pairs)):
-        asked, answered = units.count(question), units.count(answer)
-        fits = FEWEST_TOKENS <= asked <= MOST_PROMPT_TOKENS and asked + answered <= MOST_TOKENS
-        if answered >= FEWEST_TOKENS and fits:
-            found += 1
-            yield Sample(question, args.output_len if args.output_len > 0 else answered, asked)
-        if found == args.num_prompts:
-            return

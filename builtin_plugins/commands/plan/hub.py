@@ -24,6 +24,7 @@ def hub_headers(name: str, config: EngineConfig) -> Iterator[tuple[str, torch.Te
         "BF16": torch.bfloat16,
         "F8_E4M3": torch.float8_e4m3fn,
         "F8_E5M2": torch.float8_e5m2,
+        "F8_E8M0": torch.float8_e8m0fnu,
     }
     try:
         metadata = get_safetensors_metadata(name, revision=config.model.revision, token=config.model.hf_token)

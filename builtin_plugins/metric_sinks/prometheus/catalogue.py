@@ -116,10 +116,16 @@ STATE: Final = (
     MetricSpec("sink_faults", "counter", "Exceptions of metric sinks.", labels=("sink",)),
 )
 """What is asked when somebody looks."""
+FAULTS: Final = (
+    MetricSpec(
+        "plugin_faults", "counter", "Exceptions in a plugin's code, those of sinks apart.", labels=("plugin", "process")
+    ),
+)
+"""What plugins have raised, asked when somebody looks."""
 MEMORY: Final = (
     MetricSpec("memory_bytes", "gauge", "Memory by owner.", labels=("process", "owner")),
     MetricSpec("memory_limit_bytes", "gauge", "The most an owner may have.", labels=("process", "owner")),
     MetricSpec("process_memory_bytes", "gauge", "Resident memory of a process.", labels=("process",)),
 )
 """Where memory is, asked when somebody looks."""
-METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *MEMORY)
+METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *FAULTS, *MEMORY)

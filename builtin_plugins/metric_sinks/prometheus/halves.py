@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from builtin_plugins.metric_sinks.prometheus.system import heap_bytes, resident_bytes, touched_bytes
+from core.contracts.faults import faults_of
 from core.contracts.memory import memory_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ INDEX_ENTRY_BYTES: Final = 400
 
 
 def process_memory(registry: Registry, process: str) -> dict[str, Any]:
-    """Return what is known of this process's memory, as plain data; what the allocator holds has no other name."""
+    """Return what is known of this process's memory, and what plugins have raised in it, as plain data.
+
+    What the allocator holds has no other name.
+    """
     used, free = heap_bytes()
     owners = {owner: list(sizes) for owner, sizes in memory_of(registry).bytes_now().items()}
     return {
@@ -34,6 +38,7 @@ def process_memory(registry: Registry, process: str) -> dict[str, Any]:
         "heap_used": used,
         "heap_free": free,
         "owners": owners,
+        "faults": faults_of(registry),
     }
 
 

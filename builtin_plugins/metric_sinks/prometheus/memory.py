@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -25,10 +25,14 @@ class ProcessMemory:
     process: str
     resident: int
     owners: Sizes
+    faults: Mapping[str, Sequence[Any]]
+    """What plugins have raised in it (`core.contracts.faults`)."""
 
 
-def processes(owners: Mapping[str, tuple[int, int]], engine: Sequence[bytes]) -> Iterator[ProcessMemory]:
-    """Yield this process, whose `owners` are given, and those that have answered, each once.
+def processes(
+    owners: Mapping[str, tuple[int, int]], engine: Sequence[bytes], faults: Mapping[str, Sequence[Any]] | None = None
+) -> Iterator[ProcessMemory]:
+    """Yield this process, whose `owners` and `faults` are given, and those that have answered, each once.
 
     Halves of a feature that are in one process say the same; an engine in this process adds to it.
     """
@@ -38,14 +42,18 @@ def processes(owners: Mapping[str, tuple[int, int]], engine: Sequence[bytes]) ->
     for answer in answers:
         if answer["pid"] not in seen:
             seen.add(answer["pid"])
-            yield _whole(answer["process"], answer["resident"], answer["heap_free"], answer["owners"])
+            yield _whole(
+                answer["process"], answer["resident"], answer["heap_free"], answer["owners"], answer.get("faults") or {}
+            )
     if os.getpid() not in seen:
-        yield _whole(API, *here, owners)
+        yield _whole(API, *here, owners, faults or {})
 
 
-def _whole(process: str, resident: int, free: int, owners: Mapping[str, Sequence[int]]) -> ProcessMemory:
+def _whole(
+    process: str, resident: int, free: int, owners: Mapping[str, Sequence[int]], faults: Mapping[str, Sequence[Any]]
+) -> ProcessMemory:
     sizes: Sizes = {owner: (now, most) for owner, (now, most) in owners.items()}
     sizes[FREE_HEAP] = free, None
     named = sum(now for now, _ in sizes.values())
     sizes[OTHER] = max(0, resident - named), None
-    return ProcessMemory(process, resident, sizes)
+    return ProcessMemory(process, resident, sizes, faults)

@@ -39,7 +39,7 @@ class PrometheusSink:
         self._prompt, self._by_source = numbers["prompt_tokens"], numbers["prompt_tokens_by_source"]
         self._cached, self._generated = numbers["prompt_tokens_cached"], numbers["generation_tokens"]
         self._success, self._http = numbers["request_success"], numbers["http_requests"]
-        self._calls = numbers["tool_calls"]
+        self._calls, self._faults = numbers["tool_calls"], numbers["plugin_faults"]
         for reason in FINISH_REASONS:
             self._success.set(0.0, reason)
         for known in KNOWN:
@@ -144,11 +144,16 @@ class PrometheusSink:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def _set_memory(self, told: Mapping[str, Any]) -> None:
-        """Take what this process and those of the engine say of their memory; one that is gone is left out."""
+        """Take what this process and those of the engine say of their memory, and of what plugins raised in them.
+
+        The memory of one that is gone is left out, its faults stay until there is another of its name.
+        """
         bytes_, limits, resident = (self._families[spec.name] for spec in MEMORY)
         for family in (bytes_, limits, resident):
             family.values.clear()
-        for found in processes(told.get("owners") or {}, told.get("engine") or ()):
+        for found in processes(told.get("owners") or {}, told.get("engine") or (), told.get("faults")):
+            for plugin, (count, _) in found.faults.items():
+                self._faults.set(count, plugin, found.process)
             resident.set(found.resident, found.process)
             for owner, (now, most) in found.owners.items():
                 bytes_.set(now, found.process, owner)

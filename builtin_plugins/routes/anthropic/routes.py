@@ -37,7 +37,7 @@ class AnthropicRoutes:
         self._strict = bool(options.get("strict_fields"))
         self._messages = Messages(
             engine,
-            Conversations(engine, Formats.from_engine(engine, options)),
+            Conversations(engine, Formats.shared(engine, options)),
             strict=self._strict,
             cached_details=bool(options.get("enable_prompt_tokens_details")),
         )

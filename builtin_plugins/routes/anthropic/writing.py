@@ -7,18 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.routes.conversation.events import (
-    ArgumentsPiece,
-    Begun,
-    CallBegun,
-    Ended,
-    Event,
-    Piece,
-    ReasoningPiece,
-    Scored,
-    TextPiece,
-)
+from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
 from builtin_plugins.routes.conversation.messages import packed
+from core.api import ArgumentsPiece, CallBegun, CallEnded, Piece, ReasoningPiece, TextPiece
 
 SHOWN: Final = "engine"
 """Signature of thoughts that are shown; clients want one, and send them back with it."""
@@ -65,12 +56,14 @@ class MessageWriter:
             case ReasoningPiece(text) if self._thoughts:
                 told = "" if self._thoughts == "omitted" else "thinking"
                 yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, told, text)
-            case CallBegun(_, call_id, name):
+            case CallBegun(_, name, call_id):
                 yield from self._close()
                 yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
             case ArgumentsPiece(_, text):
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
                 self._parts.append(text)
+            case CallEnded(_, whole):
+                yield from self._close(whole=whole)
 
     def _grow(self, block: dict[str, Any], told: str, text: str) -> Iterator[dict[str, Any]]:
         """Add text to the open block, or to a new one where that is of another type; `told` is the field that grows."""
@@ -89,7 +82,8 @@ class MessageWriter:
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self.message["content"]) - 1, "delta": delta}
 
-    def _close(self) -> Iterator[dict[str, Any]]:
+    def _close(self, *, whole: bool = True) -> Iterator[dict[str, Any]]:
+        """End the open block; a call that is not `whole` has no input that could be told."""
         block, self._open = self._open, None
         if block is None:
             return
@@ -103,7 +97,7 @@ class MessageWriter:
                 block["signature"] = packed(text) if hidden else SHOWN
                 yield self._delta({"type": "signature_delta", "signature": block["signature"]})
             case "tool_use":
-                block["input"] = msgspec.json.decode(text or "{}")
+                block["input"] = msgspec.json.decode(text) if whole else {}
         yield {"type": "content_block_stop", "index": len(self.message["content"]) - 1}
 
     def _end(self, ended: Ended) -> Iterator[dict[str, Any]]:

@@ -6,38 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from core.api import Logprob
-
-
-class ReasoningPiece(msgspec.Struct, frozen=True):
-    """Some of what the model thinks."""
-
-    text: str
-
-
-class TextPiece(msgspec.Struct, frozen=True):
-    """Some of what it says."""
-
-    text: str
-
-
-class CallBegun(msgspec.Struct, frozen=True):
-    """It calls a tool."""
-
-    index: int
-    """Of the call in the answer, from 0."""
-    id: str
-    name: str
-
-
-class ArgumentsPiece(msgspec.Struct, frozen=True):
-    """Some of a call's arguments: the pieces of one call are the JSON text of an object."""
-
-    index: int
-    text: str
-
-
-Piece = ReasoningPiece | TextPiece | CallBegun | ArgumentsPiece
+from core.api import Logprob, Piece
 
 
 class Begun(msgspec.Struct, frozen=True):

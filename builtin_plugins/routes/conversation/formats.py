@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.tools import check_tools, forced_form, forced_format
@@ -22,7 +22,13 @@ from core.api import (
     suggest,
 )
 
-PROMPT_END_CHARS = 200
+_OPTIONS: Final = (
+    "enable_auto_tool_choice",
+    "exclude_tools_when_tool_choice_none",
+    "reasoning_parser",
+    "tool_call_parser",
+)
+PROMPT_END_CHARS: Final = 200
 """As much of the prompt's end is looked at to see whether it opens the reasoning."""
 
 
@@ -42,6 +48,15 @@ class Formats:
     """The tokenizer's special tokens by text."""
     count: Callable[[CallStats], None] = lambda stats: None
     """Takes the numbers of the calls in answers."""
+
+    @classmethod
+    def shared(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
+        """Return the formats of an engine: all route groups with the same options have the same."""
+        if engine.registry is None:
+            return cls.from_engine(engine, options)
+        chosen = {name: options.get(name) for name in _OPTIONS}
+        made: Formats = engine.registry.shared(f"formats {chosen}", lambda: cls.from_engine(engine, chosen))
+        return made
 
     @classmethod
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
@@ -121,7 +136,7 @@ class Formats:
         if tools is None and self.reasoning is None:
             return None
         end = prompt[-PROMPT_END_CHARS:]
-        request = ParseRequest(asked.tools, asked.template_kwargs, end, whole=not asked.stream)
+        request = ParseRequest(asked.tools, asked.template_kwargs, end, whole=not asked.stream, in_pieces=asked.stream)
         return AnswerReader(request, tools, self.reasoning, frozenset(self.special), self.count)
 
 
@@ -161,8 +176,7 @@ class AnswerReader:
             show_special=not params.skip_special_tokens,
         )
 
-    def note(self, called: Sequence[str]) -> None:
-        """Count calls of these tools."""
-        known = {tool.get("function", tool).get("name") for tool in self.request.tools}
-        num_known = sum(name in known for name in called)
-        self.count(CallStats(num_known, len(called) - num_known))
+    def note(self, called: str) -> None:
+        """Count a call of a tool."""
+        is_known = any(tool.get("function", tool).get("name") == called for tool in self.request.tools)
+        self.count(CallStats(is_known, not is_known))

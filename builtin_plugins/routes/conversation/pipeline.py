@@ -9,27 +9,21 @@ from typing import Any
 
 from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.events import (
-    ArgumentsPiece,
-    Begun,
-    CallBegun,
-    Ended,
-    Event,
-    Piece,
-    ReasoningPiece,
-    Scored,
-    TextPiece,
-)
+from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
 from builtin_plugins.routes.conversation.formats import AnswerReader, Formats
 from builtin_plugins.routes.conversation.running import engine_id, sound
 from builtin_plugins.routes.conversation.sampling import sampling_params
 from core.api import (
+    CallBegun,
+    CallEnded,
     CompletionOutput,
     InvalidRequest,
-    ParsedDelta,
+    Piece,
+    ReasoningPiece,
     RequestFailed,
     RequestOutput,
     SamplingParams,
+    TextPiece,
 )
 
 
@@ -159,33 +153,34 @@ class Choice:
         self._reader = reader
         self._parser = None if reader is None else reader.begin(sampling)
         self._most_calls = most_calls
-        self._num_calls = 0
+        self._name = ""
+        """Of the call that has begun."""
+        self._num_whole = self._num_broken = 0
 
     def take(self, completion: CompletionOutput) -> list[Piece]:
         """Return what some output brings."""
         if self._parser is None:
             return [TextPiece(completion.text)]
-        pieces = self._pieces(self._parser.feed(completion.text, completion.special_spans))
+        pieces = self._parser.feed(completion.text, completion.special_spans).pieces
         if completion.finish_reason is not None:
-            pieces += self._pieces(self._parser.finish())
-        return pieces
+            pieces = [*pieces, *self._parser.finish().pieces]
+        return [piece for piece in pieces if self._note(piece)]
 
-    def _pieces(self, delta: ParsedDelta) -> list[Piece]:
-        pieces: list[Piece] = []
-        if delta.reasoning:
-            pieces.append(ReasoningPiece(delta.reasoning))
-        if delta.content:
-            pieces.append(TextPiece(delta.content))
-        left = None if self._most_calls is None else max(0, self._most_calls - self._num_calls)
-        calls = delta.calls[:left]
-        for call in calls:
-            pieces.append(CallBegun(self._num_calls, call.id or "", call.name))
-            pieces.append(ArgumentsPiece(self._num_calls, call.arguments))
-            self._num_calls += 1
-        if calls and self._reader is not None:
-            self._reader.note([call.name for call in calls])
-        return pieces
+    def _note(self, piece: Piece) -> bool:
+        """Count calls; say whether a piece is shown, or is of a call too many."""
+        if isinstance(piece, ReasoningPiece | TextPiece):
+            return True
+        if self._most_calls is not None and piece.index >= self._most_calls + self._num_broken:
+            return False
+        if isinstance(piece, CallBegun):
+            self._name = piece.name
+        elif isinstance(piece, CallEnded):
+            self._num_whole += piece.whole
+            self._num_broken += not piece.whole
+            if piece.whole and self._reader is not None:
+                self._reader.note(self._name)
+        return True
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """Return why the answer ended: what the engine says, or `tool_calls`."""
-        return "tool_calls" if completion.finish_reason == "stop" and self._num_calls else completion.finish_reason
+        """Return why the answer ended: what the engine says, or `tool_calls` if a call is whole."""
+        return "tool_calls" if completion.finish_reason == "stop" and self._num_whole else completion.finish_reason

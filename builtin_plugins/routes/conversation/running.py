@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from builtin_plugins.routes.body import handed_over
-from builtin_plugins.routes.streams import EventStream, started, while_connected
+from builtin_plugins.routes.streams import EventStream, Opened, started, while_connected
 from core.api import RequestFailed, RequestOutput
 
 J = TypeVar("J")
@@ -104,7 +104,7 @@ async def answered(
     async def body() -> bytes:
         return msgspec.json.encode(await whole(await ready()))
 
-    async def begun() -> AsyncGenerator[bytes]:
+    async def begun() -> Opened[bytes]:
         return await started(events(await ready()))
 
     if stream:

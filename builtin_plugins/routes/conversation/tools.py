@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from core.api import CallText, InvalidRequest, ParseRequest, Reading, Scan, StructuredOutputsParams, ToolFormat
+from core.api import (
+    CallKeys,
+    CallText,
+    InvalidRequest,
+    ParseRequest,
+    Reading,
+    Scan,
+    StructuredOutputsParams,
+    ToolFormat,
+)
 
 MAX_TOOLS: Final = 128
 """As many as OpenAI takes."""
@@ -125,7 +134,7 @@ def forced_format(choice: Any, family: ToolFormat | None) -> ToolFormat:
 
     def read_arguments(scan: Scan, request: ParseRequest) -> Reading:
         with scan.attempt():
-            scan.call(named, (yield from scan.object()))
+            scan.call(named, (yield from scan.arguments(scan.begin(named or ""))))
 
     read = _read_list if named is None else read_arguments
     return ToolFormat(read) if family is None else ToolFormat(read, call_id=family.call_id)
@@ -135,6 +144,6 @@ def _read_list(scan: Scan, request: ParseRequest) -> Reading:
     more = yield from scan.text("[")  # belongs to the first call: cut off, both are text
     while more:
         with scan.attempt():
-            call = yield from scan.object()
+            call = yield from scan.object(keys=CallKeys(arguments=("arguments",)))
             scan.call(call.get("name"), call.get("arguments"))
         more = (yield from scan.maybe(",", "]")) == ","

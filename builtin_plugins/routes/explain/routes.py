@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +25,7 @@ class ExplainRoutes:
     """The route over one engine."""
 
     switch: Final = "enable_operator_routes"
+    queries: Final[Mapping[str, Any]] = {f"GET {PATH}": {"request_id": {"type": "string", "minLength": 1}}}
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine

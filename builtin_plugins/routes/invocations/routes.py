@@ -24,6 +24,7 @@ _POOLED: Final[Sequence[tuple[Set[str], str]]] = (
     ({"texts", "inputs"}, "/v2/embed"),
 )
 """Paths for bodies that have one of these fields, by what the model does."""
+PATH: Final = "/invocations"
 _BY_TASK: Final = {"embed": "/v1/embeddings", "classify": "/classify"}
 
 
@@ -35,7 +36,13 @@ class InvocationRoutes:
 
     def routes(self) -> Sequence[Route]:
         """Return the route."""
-        return [Route("/invocations", self._invoke, methods=["POST"])]
+        return [Route(PATH, self._invoke, methods=["POST"])]
+
+    def bodies(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the JSON schema of the body: the fields are those of the route that is meant."""
+        told = "A request as another route takes it."
+        properties = {"stream": {"type": ["boolean", "null"]}}
+        return {PATH: {"title": "Invocation", "description": told, "type": "object", "properties": properties}}
 
     async def _invoke(self, request: Request) -> ASGIApp:
         """Do what the body asks for."""

@@ -71,7 +71,8 @@ class Usage:
         """Take an output that says what is new."""
         self.prompt_tokens[prompt] = len(output.prompt_token_ids or ())
         self.cached_tokens[prompt] = output.num_cached_tokens or 0
-        self.completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self.completion_tokens += len(completion.token_ids)
 
     def as_json(self) -> dict[str, Any]:
         """Return the `usage` object."""

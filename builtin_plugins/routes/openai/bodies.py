@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS
 from builtin_plugins.routes.openai.fields import (
+    MAX_PROMPTS,
     UNSERVED,
     WITHOUT_EFFECT,
     ChatFields,
@@ -22,15 +23,38 @@ _RESPONSE_FORMAT: Final = {
     },
     "required": ["type"],
 }
+_MESSAGES: Final = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string", "minLength": 1},
+            "content": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+            },
+        },
+    },
+}
 
 
-def bodies(names: Names, *, strict: bool) -> dict[str, dict[str, Any]]:
+def bodies(names: Names, vocab_size: int, *, strict: bool) -> dict[str, dict[str, Any]]:
     """Return the schema of each path's body; `names` are the fields that features read."""
     others = _others(names)
-    return {
-        "/v1/completions": body_schema(CompletionFields, others, strict=strict),
-        "/v1/chat/completions": body_schema(ChatFields, others, strict=strict),
-    }
+    completions = body_schema(CompletionFields, others, strict=strict)
+    completions["properties"]["prompt"] = _prompt(vocab_size)
+    chat = body_schema(ChatFields, others, strict=strict)
+    chat["properties"]["messages"] = _MESSAGES
+    return {"/v1/completions": completions, "/v1/chat/completions": chat}
+
+
+def _prompt(vocab_size: int) -> dict[str, Any]:
+    """Return the schema of a text, token ids, or several of one of them."""
+    text = {"type": "string", "minLength": 1}
+    ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}}
+    several = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"anyOf": [text, ids]}}
+    return {"anyOf": [text, ids, several]}
 
 
 def _others(names: Names) -> dict[str, Any]:

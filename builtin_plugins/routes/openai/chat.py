@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from builtin_plugins.routes.body import client_of, read_request
 from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.events import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.pipeline import Choice, Conversations, Turn
 from builtin_plugins.routes.conversation.running import answered, check_model, last, now
@@ -27,8 +26,16 @@ from builtin_plugins.routes.openai.answers import (
 )
 from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, read_others
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
-from builtin_plugins.routes.streams import DONE, event
-from core.api import CompletionOutput, InvalidRequest
+from builtin_plugins.routes.streams import DONE, event, event_with_text
+from core.api import (
+    ArgumentsPiece,
+    CallBegun,
+    CompletionOutput,
+    InvalidRequest,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
 
 _OTHERS = OTHER_FIELDS - {"logprobs"}  # a switch here, a number among the sampling parameters
 
@@ -161,7 +168,9 @@ class ChatCompletions:
     async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
         usage = Usage(self._options.cached_details)
         final, always = shows_usage(job.fields, self._options)
-        begun = False
+        begun, plain = False, not (always or job.fields.return_token_ids)
+        saying: dict[int, Callable[[str], bytes]] = {}
+        """By choice, what makes an event of nothing but some text."""
         reading = [job.turn.begin() for _ in range(job.turn.sampling.n)]
         async for output in self._conversations.outputs(job.turn, job.head.id):
             usage.count(0, output)
@@ -176,7 +185,17 @@ class ChatCompletions:
                     continue
                 read = reading[completion.index]
                 delta = _delta(read.take(completion), reasoning=job.fields.include_reasoning)
-                if delta or completion.finish_reason or completion.logprobs or job.fields.return_token_ids:
+                if (
+                    plain
+                    and delta.keys() == {"content"}
+                    and completion.finish_reason is None
+                    and not completion.logprobs
+                ):
+                    if completion.index not in saying:
+                        same = self._choice(job, completion, "delta", {"content": ""}, read)
+                        saying[completion.index] = event_with_text(job.head.with_choices([same], **more), "content")
+                    yield saying[completion.index](delta["content"])
+                elif delta or completion.finish_reason or completion.logprobs or job.fields.return_token_ids:
                     yield event(job.head.with_choices([self._choice(job, completion, "delta", delta, read)], **more))
         if final:
             yield event(job.head.with_choices([], usage=usage.as_json()))
@@ -232,7 +251,7 @@ def _delta(pieces: Sequence[Piece], *, reasoning: bool) -> dict[str, Any]:
                 message["content"] = message.get("content", "") + text
             case ReasoningPiece(text) if reasoning:
                 message["reasoning"] = message.get("reasoning", "") + text
-            case CallBegun(index, call_id, name):
+            case CallBegun(index, name, call_id):
                 begun = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
                 calls[index] = {"index": index, **begun}
             case ArgumentsPiece(index, text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from builtin_plugins.routes.openai.answers import (
     check_stream_options,
     shows_usage,
 )
+from builtin_plugins.routes.openai.best import best, candidates
 from builtin_plugins.routes.openai.fields import (
     MAX_PROMPTS,
     MAX_SEQUENCES,
@@ -34,8 +35,10 @@ from builtin_plugins.routes.openai.fields import (
     read_others,
 )
 from builtin_plugins.routes.openai.logprobs import completion_logprobs, prompt_logprobs
-from builtin_plugins.routes.streams import DONE, event, merged
+from builtin_plugins.routes.streams import DONE, event, event_with_text, merged
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
+
+_OTHERS = OTHER_FIELDS - {"best_of"}  # served here, and in no other form of completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class _Job:
     head: AnswerHead
     fields: CompletionFields
     sampling: SamplingParams
+    """As the client asked."""
+    generating: SamplingParams
+    """For as many sequences as are chosen from."""
     given: Mapping[str, Any]
     """What features read of it."""
     prompts: Sequence[dict[str, Any]]
@@ -66,7 +72,7 @@ class Completions:
         parsed = await read_request(
             request,
             CompletionFields,
-            OTHER_FIELDS | self._engine.fields.read,
+            _OTHERS | self._engine.fields.read,
             strict=self._options.strict_fields,
             num_tokens=CONTEXTS * self._engine.max_model_len,
         )
@@ -105,15 +111,17 @@ class Completions:
             decided["extra_args"] = fields.vllm_xargs
         defaults = self._engine.sampling_defaults
         sampling = sampling_params(others, defaults, stream=fields.stream, **decided)
+        generating = candidates(fields, sampling)
         prompts = await self._prompts(fields, keep=sampling.truncate_prompt_tokens, client=client)
-        if len(prompts) * sampling.n > MAX_SEQUENCES:
+        if len(prompts) * generating.n > MAX_SEQUENCES:
             raise InvalidRequest(
-                "n", f"{sampling.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences in one request."
+                "n" if generating is sampling else "best_of",
+                f"{generating.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences in one request.",
             )
         as_ids = fields.return_tokens_as_token_ids
         as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
         fields.prompt = ""  # it may be large, and the answer may take long
-        return _Job(head, fields, sampling, given, prompts, client, scores_only, as_ids)
+        return _Job(head, fields, sampling, generating, given, prompts, client, scores_only, as_ids)
 
     async def _prompts(self, fields: CompletionFields, **reading: Any) -> list[dict[str, Any]]:
         """Return every prompt's token ids, so that all are known to be good before one starts, and the text to echo."""
@@ -135,7 +143,7 @@ class Completions:
         return [
             ask(
                 prompt,
-                job.sampling,
+                job.generating,
                 engine_id(f"{job.head.id}-{i}"),
                 priority=job.fields.priority,
                 cache_salt=job.fields.cache_salt,
@@ -151,7 +159,8 @@ class Completions:
         choices = []
         for i, output in enumerate(outputs):
             usage.count(i, output)
-            choices += [self._choice(job, i, output, completion, first=True) for completion in output.outputs]
+            shown = best(output, job.sampling)
+            choices += [self._choice(job, i, output, completion, first=True) for completion in shown]
         if job.scores_only:
             usage.completion_tokens = 0
         return job.head.with_choices(choices, usage=usage.as_json())
@@ -160,18 +169,27 @@ class Completions:
         usage = Usage(self._options.cached_details)
         final, always = shows_usage(job.fields, self._options)
         ends: dict[int, int] = {}
+        plain = not (always or job.fields.return_token_ids or job.sampling.logprobs is not None or job.scores_only)
+        saying: dict[int, Callable[[str], bytes]] = {}
+        """Of sequences that have begun, what makes an event of some text."""
         stream = merged([sound(run) for run in self._run(job)])
         try:
             async for i, output in stream:
                 usage.count(i, output)
                 for completion in output.outputs:
                     index = i * job.sampling.n + completion.index
+                    if index in saying and completion.finish_reason is None:
+                        yield saying[index](completion.text)
+                        continue
                     offset = ends.get(index, 0)
                     choice = self._choice(job, i, output, completion, first=index not in ends, offset=offset)
                     tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else ()
                     ends[index] = offset + sum(map(len, tokens))  # as a whole answer counts: token by token
                     more = {"usage": usage.as_json() if always else None} if final else {}
                     yield event(job.head.with_choices([choice], **more))
+                    if plain:
+                        same = {**choice, "text": "", "finish_reason": None, "stop_reason": None}
+                        saying[index] = event_with_text(job.head.with_choices([same], **more), "text")
         finally:
             await stream.aclose()
         if job.scores_only:

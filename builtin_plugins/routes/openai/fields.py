@@ -16,7 +16,7 @@ from core.api import InvalidRequest, Names
 MAX_PROMPTS: Final = 1024
 """Prompts in one completions request."""
 MAX_SEQUENCES: Final = 1024
-"""Prompts times `n`."""
+"""Prompts times `n`, or times `best_of`."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=False):
@@ -47,6 +47,8 @@ class CompletionFields(CommonFields, kw_only=True):
     """Body of `/v1/completions`."""
 
     prompt: str | list[Any]
+    best_of: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    """As many sequences are generated, of which the `n` likeliest are the answer."""
     add_special_tokens: bool = True
 
 
@@ -92,7 +94,7 @@ _GUIDED = "was removed; use `structured_outputs` with `{}`"
 _MEDIA = "is not served: this engine takes and gives text"
 UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "audio": ((), _MEDIA),
-    "best_of": ((1,), "is not served; ask for `n` sequences and choose among them"),
+    "best_of": ((1,), "belongs to completions; ask for `n` answers and choose among them"),
     "function_call": (("none",), "is OpenAI's former name; use `tools` and `tool_choice`"),
     "functions": (([],), "is OpenAI's former name; use `tools`"),
     "guided_choice": ((), _GUIDED.format("choice")),

@@ -31,7 +31,7 @@ class OpenAIRoutes:
         self._engine = engine
         self._created = now()
         self._completions = Completions(engine, options)
-        formats = Formats.from_engine(engine, config.options)
+        formats = Formats.shared(engine, config.options)
         if formats.suggestion:
             log.info("The chat template takes tools; %s let the model decide to call them.", formats.suggestion)
         self._chat = ChatCompletions(engine, options, Conversations(engine, formats))
@@ -48,7 +48,7 @@ class OpenAIRoutes:
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
-        return bodies(self._engine.fields, strict=self._strict)
+        return bodies(self._engine.fields, self._engine.vocab_size, strict=self._strict)
 
     async def _complete(self, request: Request) -> Any:
         return await self._completions(request)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import Annotated, Any, Final
 
@@ -19,23 +22,29 @@ from builtin_plugins.routes.body import read_request
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.names import names_of
 from builtin_plugins.routes.operator.pausing import NAME
+from builtin_plugins.routes.operator.profiling import NAME as PROFILING
+from builtin_plugins.routes.operator.profiling import Settings
+from builtin_plugins.routes.operator.sleeping import NAME as SLEEPING
+from builtin_plugins.routes.plugin_health import Faults, plugin_health
 from builtin_plugins.routes.schema import body_schema
-from core.api import EngineConfig, InvalidRequest
+from core.api import EngineConfig, EngineError, InvalidRequest
+from core.contracts.faults import faults_of
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
 """Between two looks whether what runs has ended."""
+ANSWER_S: Final = 1.0
+"""As long the engine is waited for when its plugins' faults are asked: one in a long step is left out."""
+EMPTY_S: Final = 60.0
+"""As long as blocks may be in use after all requests were ended: the longest step that is under way."""
+KV_CACHE: Final = "kv_cache"
+TAGS: Final = ("weights", KV_CACHE)
 _SECRETS: Final = ("token", "key", "password", "secret")
 _MODES: Final = ("abort", "wait", "keep")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "/reset_mm_cache": ("POST", "a cache of images and audio: this engine reads text"),
     "/reset_encoder_cache": ("POST", "a cache of encoder outputs: an encoder is a part of its request's first step"),
-    "/start_profile": ("POST", "a profiler"),
-    "/stop_profile": ("POST", "a profiler"),
-    "/sleep": ("POST", "sleep mode; /pause keeps weights and caches where they are"),
-    "/wake_up": ("POST", "sleep mode; /resume ends a pause"),
-    "/is_sleeping": ("GET", "sleep mode; /is_paused tells of a pause"),
 }
 """vLLM's routes for what is not there: the method, and what is missing."""
 
@@ -62,6 +71,7 @@ class OperatorRoutes:
     """The routes over one engine."""
 
     switch: Final = "enable_operator_routes"
+    queries: Final[Mapping[str, Any]] = {"POST /pause": {"mode": {"enum": list(_MODES), "default": _MODES[0]}}}
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
@@ -71,6 +81,8 @@ class OperatorRoutes:
         self._aborts = self._on or bool(options.get("tokens_only"))
         self._calls: Sequence[str] = options.get("operator_calls") or ()
         self._strict = bool(options.get("strict_fields"))
+        self._sleeps = self._on and bool(options.get("enable_sleep_mode"))
+        self._profiles = self._on and Settings.of(options.get("profiler_config") or {}) is not None
         if self._on and not options.get("api_key"):
             log.warning("whoever reaches the port may pause the server and read its settings; give an --api-key")
 
@@ -87,6 +99,11 @@ class OperatorRoutes:
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
             Route("/server_info", self._server_info, methods=["GET"]),
             Route("/collective_rpc", self._call, methods=["POST"]),
+            Route("/sleep", self._sleep, methods=["POST"]),
+            Route("/wake_up", self._wake_up, methods=["POST"]),
+            Route("/is_sleeping", self._is_sleeping, methods=["GET"]),
+            Route("/start_profile", self._start_profile, methods=["POST"]),
+            Route("/stop_profile", self._stop_profile, methods=["POST"]),
             *(Route(path, self._refuse, methods=[method]) for path, (method, _) in _MISSING.items()),
         ]
 
@@ -114,6 +131,8 @@ class OperatorRoutes:
 
     async def _resume(self, request: Request) -> JSONResponse:
         """Go on."""
+        if self._sleeps:
+            await self._engine.call(f"{SLEEPING}.wake")
         await self._pausing("go_on")
         return JSONResponse({"status": "resumed"})
 
@@ -127,6 +146,62 @@ class OperatorRoutes:
         answer, *_ = await self._engine.call(f"{NAME}.{verb}")
         paused, running = answer.split()
         return paused == b"1", int(running)
+
+    async def _sleep(self, request: Request) -> JSONResponse:
+        """End what runs, forget the prefix cache, and give the memory of the KV cache back; weights stay."""
+        self._check_sleeps()
+        if (level := request.query_params.get("level", "1")) != "1":
+            raise InvalidRequest("level", f"must be 1, not {level[:100]!r}: weights stay in the memory of the host.")
+        await self._pausing("rest")
+        until_s = time.monotonic() + EMPTY_S
+        while not await self._emptied():
+            if time.monotonic() > until_s:
+                await self._pausing("go_on")
+                raise HTTPException(409, f"the cache was still in use after {EMPTY_S:g} s; try again.")
+            await asyncio.sleep(POLL_S)
+        _, *released = await self._engine.call(f"{SLEEPING}.fall")
+        return JSONResponse({"status": "asleep", "released_bytes": sum(map(int, released))})
+
+    async def _emptied(self) -> bool:
+        await self._end(self._engine.open_ids())
+        return bool(await self._engine.reset_prefix_cache())
+
+    async def _wake_up(self, request: Request) -> JSONResponse:
+        """Go on; memory comes back as it is used. With `tags`, once the KV cache is among them."""
+        self._check_sleeps()
+        tags = request.query_params.getlist("tags")
+        if unknown := sorted(set(tags) - set(TAGS)):
+            raise InvalidRequest("tags", f"are {' and '.join(TAGS)}, not {unknown[0][:100]!r}.")
+        if tags and KV_CACHE not in tags:
+            return JSONResponse({"status": "asleep"})
+        await self._engine.call(f"{SLEEPING}.wake")
+        await self._pausing("go_on")
+        return JSONResponse({"status": "awake"})
+
+    async def _is_sleeping(self, request: Request) -> JSONResponse:
+        """Tell whether the engine sleeps."""
+        self._check_sleeps()
+        state, *_ = await self._engine.call(f"{SLEEPING}.state")
+        return JSONResponse({"is_sleeping": state == b"1"})
+
+    def _check_sleeps(self) -> None:
+        if not self._sleeps:
+            raise _off("sleep mode", "--enable-sleep-mode; /pause and /resume work without it, and keep the cache")
+
+    async def _start_profile(self, request: Request) -> JSONResponse:
+        """Begin to profile the steps of all ranks."""
+        self._check_profiles()
+        _files(await self._engine.call(f"{PROFILING}.start"))
+        return JSONResponse({"status": "started"})
+
+    async def _stop_profile(self, request: Request) -> JSONResponse:
+        """End it; tell where each rank has written its trace."""
+        self._check_profiles()
+        return JSONResponse({"status": "stopped", "files": _files(await self._engine.call(f"{PROFILING}.stop"))})
+
+    def _check_profiles(self) -> None:
+        if not self._profiles:
+            raise _off("the profiler", "--profiler-config '{\"torch_profiler_dir\": DIR}'")
 
     async def _abort(self, request: Request) -> JSONResponse:
         """End requests by the ids that their answers show; without ids, all."""
@@ -147,11 +222,25 @@ class OperatorRoutes:
         return JSONResponse({"status": "reset"})
 
     async def _server_info(self, request: Request) -> Response:
-        """Tell the configuration in force, secrets left out, and the plugins in use."""
-        plugins = [ref.name for ref in self._engine.registry.plan.plugins]
+        """Tell the configuration in force, secrets left out, the plugins in use, and what they have raised."""
+        refs, sinks = self._engine.registry.plan.plugins, self._engine.sinks.guarded
+        plugins = [ref.name for ref in refs]
         config = _shown(dataclasses.asdict(self._config))
         value = {"version": metadata.version("core"), "config": config, "plugins": plugins}
+        value["plugin_health"] = plugin_health(refs, sinks, await self._faults())
         return Response(msgspec.json.encode(value, enc_hook=str), media_type="application/json")
+
+    async def _faults(self) -> list[Faults]:
+        """Return what plugins have raised in each process, as far as the engine says so within a moment."""
+        told: dict[int, Faults] = {os.getpid(): faults_of(self._engine.registry)}
+        if not hasattr(self._engine, "call"):
+            return [*told.values()]
+        with suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(ANSWER_S):
+                for answer in await self._engine.call("memory.owners"):
+                    process = msgspec.json.decode(answer)
+                    told.setdefault(process["pid"], process["faults"])
+        return [*told.values()]
 
     async def _call(self, request: Request) -> JSONResponse:
         """Make a call of a feature, one of those that `--operator-calls` names."""
@@ -175,6 +264,19 @@ class OperatorRoutes:
         """Say what is missing."""
         missing = next(what for path, (_, what) in _MISSING.items() if request.url.path.endswith(path))
         raise HTTPException(404, {"message": f"this version has not got {missing}.", "code": "not_served"})
+
+
+def _files(answers: Sequence[bytes]) -> list[str]:
+    """Return the files that ranks say they have written. Raises `HTTPException` for what they say was wrong."""
+    told = [msgspec.json.decode(answer) for answer in answers]
+    for each in told:
+        if "error" in each:
+            raise HTTPException(409, f"{each['error']}.")
+    return [each["file"] for each in told if each.get("file")]
+
+
+def _off(what: str, switch: str) -> HTTPException:
+    return HTTPException(404, {"message": f"{what} is off; start the server with {switch}.", "code": "not_served"})
 
 
 def _shown(value: Any, name: str = "") -> Any:

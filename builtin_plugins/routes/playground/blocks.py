@@ -1,4 +1,6 @@
-"""The scheduler half of the playground: tells how many KV blocks are used, cached and free. Changes nothing."""
+"""The scheduler half of the playground: tells how many KV blocks are used, cached and free, and what plugins have raised in
+the engine's process. Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from core.api import InvalidRequest
+from core.api import InvalidRequest, Registry
+from core.contracts.faults import faults_of
 
 NAME: Final = "playground"
 
@@ -16,15 +19,18 @@ class Blocks:
 
     name = NAME
 
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
     def attach(self, scheduler: Any) -> None:
         """Remember whose blocks."""
         self._kv = scheduler.kv
 
     def call(self, verb: str, data: bytes) -> bytes:
-        """Answer `playground.blocks` with counts by state, as JSON."""
+        """Answer `playground.blocks` with counts by state, and faults by plugin, as JSON."""
         if verb != "blocks":
             raise InvalidRequest("name", f"{NAME} knows blocks, not {verb!r}.")
-        return msgspec.json.encode(counts(self._kv))
+        return msgspec.json.encode({"blocks": counts(self._kv), "faults": faults_of(self._registry)})
 
 
 def counts(kv: Any) -> dict[str, int]:

@@ -23,4 +23,4 @@ def engine_metric_sinks() -> list[Entry]:
 def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
     from builtin_plugins.routes.playground.blocks import Blocks  # lazy: start-up stays quick
 
-    return [Blocks()]
+    return [Blocks(registry)]

@@ -15,7 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.playground.blocks import NAME
+from builtin_plugins.routes.plugin_health import Faults, plugin_health
 from core.api import EngineConfig, EngineError
+from core.contracts.faults import faults_of
 
 PAGE: Final = Path(__file__).parent / "page"
 FILES: Final[Mapping[str, tuple[str, str]]] = {
@@ -55,6 +57,8 @@ class PlaygroundRoutes:
         self._counting: asyncio.Future[list[bytes]] | None = None
         self._counted_s = float("-inf")
         self._blocks: dict[str, int] | None = None
+        self._faults: Faults = {}
+        """Of plugins, in the engine's process."""
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""
@@ -79,8 +83,9 @@ class PlaygroundRoutes:
             "requests": {name: health[name] for name in ("running", "waiting")},
             "blocks": await self._counted(),
             "totals": next((guarded.sink.shown() for guarded in engine.sinks.guarded if guarded.name == NAME), None),
-            "plugins": _plugins(engine.registry.plan.plugins, engine.sinks.guarded),
         }
+        faults = [faults_of(engine.registry), self._faults]
+        state["plugins"] = plugin_health(engine.registry.plan.plugins, engine.sinks.guarded, faults)
         return JSONResponse(state, headers={"Cache-Control": "no-store"})
 
     async def _counted(self) -> dict[str, int] | None:
@@ -94,25 +99,8 @@ class PlaygroundRoutes:
             if done and self._counting is not None:
                 counting, self._counting = self._counting, None
                 try:
-                    self._blocks = msgspec.json.decode(counting.result()[0])
+                    told = msgspec.json.decode(counting.result()[0])
+                    self._blocks, self._faults = told["blocks"], told["faults"]
                 except EngineError:  # the engine has died under it; the state says so
                     self._blocks = None
         return self._blocks
-
-
-def _plugins(loaded: Sequence[Any], sinks: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return every plugin with what is known against it: what its metric sinks have raised."""
-    shown = []
-    for ref in loaded:
-        faults = [guarded for guarded in sinks if guarded.owner == str(ref) and guarded.faults]
-        shown.append(
-            {
-                "name": ref.name,
-                "origin": ref.origin,
-                "builtin": ref.builtin,
-                "faults": sum(guarded.faults for guarded in faults),
-                "stopped": any(guarded.quarantined for guarded in faults),
-                "error": next((guarded.last_error for guarded in faults), None),
-            }
-        )
-    return shown

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from builtin_plugins.routes.probes.exposed import joined
 from core.api import EngineConfig, ServerActivity
+from core.contracts.faults import faults_of
 from core.contracts.memory import memory_of
 
 ANSWER_S: Final = 1.0
@@ -82,7 +83,7 @@ class ProbeRoutes:
         return Response(body, media_type=None, headers={"content-type": kind})
 
     async def _memory(self) -> dict[str, Any]:
-        """Return who owns the memory, as far as it is known within a moment: an engine in a long step answers later."""
+        """Return who owns the memory, and what plugins have raised, as far as it is known within a moment: an engine in a long step answers later."""
         if self._pending is None and hasattr(self._engine, "call"):
             self._pending = asyncio.ensure_future(self._engine.call("memory.owners"))
         if self._pending is not None:
@@ -90,7 +91,8 @@ class ProbeRoutes:
             if done:
                 answered, self._pending = self._pending, None
                 self._known = [] if answered.exception() is not None else answered.result()
-        return {"engine": self._known, "owners": memory_of(self._engine.registry).bytes_now()}
+        registry = self._engine.registry
+        return {"engine": self._known, "owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}
 
 
 def _answer(health: dict[str, Any], *, good: bool) -> JSONResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from starlette.routing import Route
 
@@ -11,15 +11,29 @@ from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
 from builtin_plugins.routes.responses.background import Runs
 from builtin_plugins.routes.responses.fields import OTHERS, InputFields, ResponsesFields
-from builtin_plugins.routes.responses.kept import KeptResponses
+from builtin_plugins.routes.responses.kept import MOST_LISTED, KeptResponses
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.schema import body_schema
 from core.api import EngineConfig
 
+_ONE: Final = "/v1/responses/{response_id}"
+
 
 class ResponsesRoutes:
     """OpenAI's Responses API over one engine."""
+
+    queries: Final[Mapping[str, Any]] = {
+        f"GET {_ONE}": {
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "minimum": -1, "maximum": 2**31},
+        },
+        f"GET {_ONE}/input_items": {
+            "order": {"enum": ["asc", "desc"], "default": "desc"},
+            "limit": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 20},
+            "after": {"type": "string"},
+        },
+    }
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         options = config.options
@@ -32,7 +46,7 @@ class ResponsesRoutes:
         self._kept = KeptResponses(store, runs)
         self._responses = Responses(
             engine,
-            Conversations(engine, Formats.from_engine(engine, options)),
+            Conversations(engine, Formats.shared(engine, options)),
             store,
             runs,
             self._kept,
@@ -42,14 +56,13 @@ class ResponsesRoutes:
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""
-        one = "/v1/responses/{response_id}"
         return [
             Route("/v1/responses", self._responses.create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self._responses.count, methods=["POST"]),
-            Route(one, self._kept.retrieve, methods=["GET"]),
-            Route(one, self._kept.delete, methods=["DELETE"]),
-            Route(f"{one}/cancel", self._kept.cancel, methods=["POST"]),
-            Route(f"{one}/input_items", self._kept.input_items, methods=["GET"]),
+            Route(_ONE, self._kept.retrieve, methods=["GET"]),
+            Route(_ONE, self._kept.delete, methods=["DELETE"]),
+            Route(f"{_ONE}/cancel", self._kept.cancel, methods=["POST"]),
+            Route(f"{_ONE}/input_items", self._kept.input_items, methods=["GET"]),
         ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,8 @@ from core.api import InvalidRequest
 
 LEFT_OUT: Final = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
 """Tools of OpenAI's servers that Codex offers to every model: they are left out, and named as ignored."""
+_FREE: Final = '{"input": "'
+_STRING: Final = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
 _TEXT: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """What a tool that takes free text is called with: every family can write that."""
 
@@ -115,14 +118,37 @@ def _function(shown: str, tool: Tool) -> dict[str, Any]:
     return {"name": shown, **described, "parameters": parameters}
 
 
-def free_text(arguments: str) -> str:
-    """Return what a tool of free text is called with."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:  # cut off
-        return arguments
-    text = value.get("input") if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+class FreeText:
+    """What a tool of free text is called with, out of the pieces of its arguments."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._said: list[str] = []
+        self._open = False
+
+    def take(self, piece: str) -> str:
+        """Return the text that a piece brings; pieces hold whole escapes."""
+        self._pieces.append(piece)
+        if len(self._pieces) == 1 and piece.startswith(_FREE):
+            piece, self._open = piece.removeprefix(_FREE), True
+        if not self._open:
+            return ""
+        found = _STRING.match(piece)
+        body = found[0] if found else ""
+        self._open = len(body) == len(piece)
+        self._said.append(str(msgspec.json.decode(f'"{body}"')))
+        return self._said[-1]
+
+    def end(self) -> tuple[str, str]:
+        """Return all of the text, and what of it was not returned before."""
+        said, arguments = "".join(self._said), "".join(self._pieces)
+        try:
+            value = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:  # the call broke
+            return (said, "") if said else (arguments, arguments)
+        text = value.get("input") if isinstance(value, dict) else None
+        whole = text if isinstance(text, str) else arguments
+        return whole, whole.removeprefix(said)
 
 
 def shown_name(name: str, namespace: str | None) -> str:

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from builtin_plugins.routes.conversation.events import (
-    ArgumentsPiece,
-    Begun,
-    CallBegun,
-    Ended,
-    Event,
-    ReasoningPiece,
-    Scored,
-    TextPiece,
-)
+from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
 from builtin_plugins.routes.conversation.messages import packed
 from builtin_plugins.routes.conversation.running import now
 from builtin_plugins.routes.openai.logprobs import chat_logprobs
 from builtin_plugins.routes.responses.reading import new_id
-from builtin_plugins.routes.responses.tools import Known, free_text
+from builtin_plugins.routes.responses.tools import FreeText, Known
+from core.api import ArgumentsPiece, CallBegun, CallEnded, ReasoningPiece, TextPiece
 
 Told = Iterator[dict[str, Any]]
 
@@ -46,6 +38,8 @@ class ResponseWriter:
         self._open: dict[str, Any] | None = None
         self._parts: list[str] = []
         """Of the item that is open."""
+        self._free = FreeText()
+        """Of the call of free text that is open."""
         self._logprobs: list[Any] = []
         """Of tokens whose text is still to come."""
 
@@ -69,10 +63,12 @@ class ResponseWriter:
                 yield from self._text(text)
             case ReasoningPiece(text):
                 yield from self._reasoning(text)
-            case CallBegun(_, call_id, name):
+            case CallBegun(_, name, call_id):
                 yield from self._call(call_id, self._known.get(name, Known("function", name)))
             case ArgumentsPiece(_, text):
                 yield from self._arguments(text)
+            case CallEnded(_, whole):
+                yield from self._close("completed" if whole else "incomplete")
             case Ended():
                 yield from self._end(event)
 
@@ -113,14 +109,17 @@ class ResponseWriter:
         if tool.namespace:
             named["namespace"] = tool.namespace
         if tool.type == "custom":
+            self._free = FreeText()
             yield from self._begin({"type": "custom_tool_call", **named, "input": ""})
         else:
             yield from self._begin({"type": "function_call", **named, "arguments": ""})
 
     def _arguments(self, text: str) -> Told:
-        self._parts.append(text)
         if self._item()["type"] == "function_call":
+            self._parts.append(text)
             yield self._told("function_call_arguments.delta", delta=text)
+        elif said := self._free.take(text):
+            yield self._told("custom_tool_call_input.delta", delta=said)
 
     def _begin(self, item: dict[str, Any], part: dict[str, Any] | None = None) -> Told:
         yield from self._close("completed")
@@ -148,8 +147,9 @@ class ResponseWriter:
                 item["arguments"] = text
                 yield self._told("function_call_arguments.done", name=item["name"], arguments=text)
             case "custom_tool_call":
-                item["input"] = free_text(text)
-                yield self._told("custom_tool_call_input.delta", delta=item["input"])
+                item["input"], rest = self._free.end()
+                if rest:
+                    yield self._told("custom_tool_call_input.delta", delta=rest)
                 yield self._told("custom_tool_call_input.done", input=item["input"])
         item["status"] = status
         yield self._event("output_item.done", output_index=self._index, item=_copied(item))

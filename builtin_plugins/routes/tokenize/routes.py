@@ -63,7 +63,10 @@ class TokenizeRoutes:
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
         structs: dict[str, type[msgspec.Struct]] = {"/tokenize": TokenizeFields, "/detokenize": DetokenizeFields}
-        return {path: body_schema(struct, strict=self._strict) for path, struct in structs.items()}
+        found = {path: body_schema(struct, strict=self._strict) for path, struct in structs.items()}
+        token = {"type": "integer", "minimum": 0, "maximum": self._engine.vocab_size - 1}
+        found["/detokenize"]["properties"]["tokens"] = {"type": "array", "items": token}
+        return found
 
     async def _tokenize(self, request: Request) -> Response:
         parsed = await read_request(request, TokenizeFields, strict=self._strict)

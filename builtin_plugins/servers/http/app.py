@@ -23,7 +23,8 @@ from core.api import ConfigError, HttpStats, RouteGroup
 class EngineApp(FastAPI):
     """FastAPI's routing with our guard in place of its error and middleware stack.
 
-    A route group may have `public_paths`: those of its paths that need no API key; and `refusal`, its form of errors.
+    A route group may have `public_paths`: those of its paths that need no API key; `refusal`, its form of errors; and `around`,
+    what is to stand around everything.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EngineApp(FastAPI):
                 if hasattr(group, "refusal")
                 for route in group.routes()
             },
+            methods=_methods(routes),
             request_id_headers=bool(options.get("enable_request_id_headers")),
             measure=measure,
         )
@@ -63,19 +65,24 @@ class EngineApp(FastAPI):
     async def _describe(self, request: Request) -> JSONResponse:
         """What the routes take."""
         bodies: dict[str, Any] = {}
+        queries: dict[str, Any] = {}
         for group in self._groups.values():
             bodies |= group.bodies() if hasattr(group, "bodies") else {}
+            queries |= getattr(group, "queries", {})
         keyed = bool(self._options.get("api_key"))
-        return JSONResponse(document(self.routes, bodies, self._public, keyed=keyed))
+        return JSONResponse(document(self.routes, bodies, queries, self._public, keyed=keyed))
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the guard, behind CORS where origins are allowed."""
+        """Return the guard behind what groups put around it, and that behind CORS where origins are allowed."""
         options = self._options
+        app: ASGIApp = self.guard
+        for group in self._groups.values():
+            app = group.around(app) if hasattr(group, "around") else app
         origins = options.get("allowed_origins") or []
         if not origins:
-            return self.guard
+            return app
         return CORSMiddleware(
-            self.guard,
+            app,
             allow_origins=origins,
             allow_methods=options.get("allowed_methods") or ["*"],
             allow_headers=options.get("allowed_headers") or ["*"],
@@ -123,6 +130,14 @@ def collect_routes(groups: Mapping[str, RouteGroup]) -> list[Any]:
 def _served(route: Any) -> Sequence[tuple[str, str]]:
     path = getattr(route, "path", "")
     return [(method, path) for method in sorted(getattr(route, "methods", None) or {"*"})]
+
+
+def _methods(routes: Iterable[Any]) -> dict[str, str]:
+    """Return the methods of each path as the header `Allow` has them: of several routes with one path, all."""
+    found: dict[str, set[str]] = {}
+    for route in routes:
+        found.setdefault(getattr(route, "path", ""), set()).update(getattr(route, "methods", None) or ())
+    return {path: ", ".join(sorted(methods)) for path, methods in found.items()}
 
 
 def _keys(given: Iterable[str]) -> list[str]:

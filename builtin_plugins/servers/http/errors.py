@@ -62,6 +62,8 @@ def describe(error: BaseException) -> ErrorAnswer:
         return _from_http(error.status_code, error.detail, error.headers or {})
     if isinstance(error, RequestValidationError):
         return _from_validation(error)
+    if isinstance(error, RequestFailed) and error.is_own_fault:
+        return ErrorAnswer(400, str(error), "invalid_request_error", code="nothing_left")
     if isinstance(error, RequestFailed):
         return ErrorAnswer(500, str(error), "server_error", code="request_failed")
     if isinstance(error, RequestTimeout):

@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import HTTPException
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from builtin_plugins.servers.http.door import Door, Passage
 from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, describe
 from builtin_plugins.servers.http.limits import Limits
+from builtin_plugins.servers.http.parts import writer
 from builtin_plugins.servers.http.turnstile import Turnstile
 from core.api import HttpStats, ServerActivity
 from core.text.places import Places
@@ -40,9 +42,10 @@ class Guard:
         request_id_headers: bool = False,
         template_of: Callable[[str], str] = lambda path: "",
         error_forms: Mapping[str, Form] | None = None,
+        methods: Mapping[str, str] | None = None,
         measure: Callable[[HttpStats], None] = lambda stats: None,
     ) -> None:
-        """`error_forms`: by template, where errors have another form than OpenAI's."""
+        """`error_forms`: by template, where errors have another form than OpenAI's; `methods`: by template, all there are."""
         self._app = app
         self._limits = limits
         self._keys = tuple(_digest(key.encode()) for key in api_keys)
@@ -54,6 +57,7 @@ class Guard:
         self._request_id_headers = request_id_headers
         self._template_of = template_of
         self._error_forms = error_forms or {}
+        self._methods = methods or {}
         self._measure = measure
         self.activity = ServerActivity()
         """What routes are told; when it says draining, only public paths are served."""
@@ -71,11 +75,12 @@ class Guard:
             return
         started_s = time.perf_counter()
         template = self._template_of(scope["path"])
-        answer = _Answer(send, self._headers(scope), self._error_forms.get(template))
+        answer = _Answer(scope, send, self._headers(scope), self._error_forms.get(template))
         passage = self._door.enter(self._name(scope))
         scope["state"]["handed_over"] = passage.leave
         scope["state"]["reading"] = self._reading
         scope["state"]["describe"] = describe
+        scope["state"]["template"] = template
         counted = scope["path"] not in self._public
         self.activity.open_requests += counted
         try:
@@ -102,7 +107,11 @@ class Guard:
         except Refused as refused:
             await answer.fail(refused.answer)
         except Exception as error:  # noqa: BLE001 - the last boundary: every exception becomes an answer
-            await answer.fail(describe(error))
+            told = describe(error)
+            if told.status == 405:  # the router knows one of a path's routes only
+                allowed = self._methods.get(self._template_of(scope["path"]), "")
+                told = replace(told, headers={**told.headers, "Allow": allowed})
+            await answer.fail(told)
 
     def _admit(self, scope: Scope) -> None:
         """Raise `HTTPException` or `Refused` for a request that may not pass."""
@@ -159,7 +168,10 @@ class Guard:
 class _Answer:
     """Watches what a route sends, so that an error can still be told in the right form."""
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], error_form: Form | None = None) -> None:
+    def __init__(
+        self, scope: Scope, send: Send, headers: list[tuple[bytes, bytes]], error_form: Form | None = None
+    ) -> None:
+        self._scope = scope
         self._send = send
         self._error_form = error_form
         self._headers = headers
@@ -178,6 +190,8 @@ class _Answer:
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
             message = {**message, "headers": [*headers, *self._headers]}
+            if self._streams_events:
+                self._scope["state"]["write"] = writer(self._scope, self._send)
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             self._ended = True
         await self._send(message)

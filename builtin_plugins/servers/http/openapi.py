@@ -28,16 +28,32 @@ _ERROR: Final = {
         }
     },
 }
-_REFUSED: Final = {
-    "description": "Refused, or failed; `param` names the field.",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+_OTHER: Final = "Refused, or failed; `param` names the field."
+_REFUSALS: Final[Mapping[int, str]] = {
+    400: "Something asked for cannot be; `param` names the field.",
+    401: "No valid API key.",
+    404: "The model, or what a path or an id names, is not there.",
+    408: "The request did not arrive in time.",
+    413: "The body is larger than --max-request-bytes.",
+    415: "The body is no JSON by its type.",
+    429: "Too much of this client is on its way; `Retry-After` says when to come again.",
+    500: "The request failed inside the server.",
+    503: "Overloaded, starting, draining, or the engine has ended.",
+    504: "The request took longer than --request-timeout.",
 }
+_WITH_BODY: Final = frozenset({400, 404, 408, 413, 415, 429, 500, 503, 504})
 
 
 def document(
-    routes: Sequence[Any], bodies: Mapping[str, Mapping[str, Any]], public: Collection[str], *, keyed: bool
+    routes: Sequence[Any],
+    bodies: Mapping[str, Mapping[str, Any]],
+    queries: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    public: Collection[str],
+    *,
+    keyed: bool,
 ) -> dict[str, Any]:
-    """Return the description of routes. FastAPI's describe themselves, of others `bodies` has the schemas by path.
+    """Return the description of routes. FastAPI's describe themselves, of others `bodies` has schemas by path, and
+    `queries` those of query parameters by route and name.
 
     `keyed`: all paths but the `public` ones want an API key.
     """
@@ -47,7 +63,9 @@ def document(
     for route in routes:
         if type(route) is Route and route.include_in_schema:
             path = found["paths"].setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
-            path |= _operations(route, _named(bodies.get(route.path), schemas))
+            refusals = {401} if keyed and route.path not in public else set[int]()
+            path |= _operations(route, bodies.get(route.path), queries, refusals)
+    schemas |= {schema["title"]: schema for schema in bodies.values()}
     if keyed:
         header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}, "header": header}
@@ -58,28 +76,44 @@ def document(
     return found
 
 
-def _named(schema: Mapping[str, Any] | None, schemas: dict[str, Any]) -> Mapping[str, Any] | None:
-    """Keep a schema under its title; return a reference to it."""
-    if schema is None:
-        return None
-    schemas[schema["title"]] = schema
-    return {"$ref": f"#/components/schemas/{schema['title']}"}
-
-
-def _operations(route: Route, body: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
+def _operations(
+    route: Route, body: Mapping[str, Any] | None, queries: Mapping[str, Mapping[str, Any]], refusals: set[int]
+) -> Iterable[tuple[str, Any]]:
     doc = (getattr(route.endpoint, "__doc__", None) or "").strip()
-    names = _PARAMETER.findall(route.path)
+    inside = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(route.path)
+    ]
+    refusals = refusals | (_WITH_BODY if body is not None else set()) | ({404} if inside else set())
     for method in sorted((route.methods or set()) - {"HEAD"}):
+        query = queries.get(f"{method} {route.path}", {})
+        parameters = inside + [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+        told = _refusals(refusals | ({400} if query else set()))
         operation: dict[str, Any] = {
             "operationId": "_".join([method.lower(), *re.findall(r"\w+", route.path)]),
-            "responses": {"200": {"description": "Done."}, "default": _REFUSED},
+            "responses": {"200": _done(body), **told, "default": _refusal(_OTHER)},
         }
         if doc:
             operation["summary"] = doc.splitlines()[0]
-        if names:
-            operation["parameters"] = [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-            ]
+        if parameters:
+            operation["parameters"] = parameters
         if body is not None:
-            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+            schema = {"$ref": f"#/components/schemas/{body['title']}"}
+            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         yield method.lower(), operation
+
+
+def _done(body: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the good answer: a stream of events where the body may ask for one."""
+    if body is None or "stream" not in body["properties"]:
+        return {"description": "Done."}
+    return {"description": "Done.", "content": {"application/json": {}, "text/event-stream": {}}}
+
+
+def _refusals(statuses: Iterable[int]) -> dict[str, Any]:
+    return {str(status): _refusal(_REFUSALS[status]) for status in sorted(statuses)}
+
+
+def _refusal(description: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": description, "content": content}

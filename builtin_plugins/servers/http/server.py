@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 SWITCH_S: Final = 0.0005
 """How long a thread of this process may keep the others waiting. Tokens come by a thread that asks for the interpreter several
 times per step; at Python's 5 ms each, one busy client delays everybody's.
+"""
+YOUNG_OBJECTS: Final = (10_000, 20, 50)
+"""After how many new objects Python looks for those nobody needs (`gc.set_threshold`). A step of hundreds of streams makes
+thousands that are all gone after it; at Python's 700, looking for them is a third of the work.
 """
 POLL_S: Final = 0.05
 WATCH_S: Final = 1.0
@@ -86,12 +91,14 @@ class HttpServer:
         server = self._server = _Server(self._uvicorn_config(), self._engine, self.app, self._options, self._announce)
         access, worth_a_line = logging.getLogger("uvicorn.access"), partial(_worth_a_line, self.app.quiet_paths)
         access.addFilter(worth_a_line)
-        before_s = sys.getswitchinterval()
+        before_s, before = sys.getswitchinterval(), gc.get_threshold()
         sys.setswitchinterval(SWITCH_S)
+        gc.set_threshold(*YOUNG_OBJECTS)
         try:
             server.run(sockets=[listener])
         finally:
             sys.setswitchinterval(before_s)
+            gc.set_threshold(*before)
             access.removeFilter(worth_a_line)
             close(listener, self._options)
         return 0 if server.started and not server.engine_died else 1

@@ -1,0 +1,96 @@
+"""What a sweep runs: settings from files, commands made of them, and names for what comes of each. Starts nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.api import ConfigError
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination of settings of the server and of the benchmark."""
+
+    serve: Settings
+    bench: Settings
+
+    @property
+    def folder(self) -> str:
+        """A name for it that files may have, the same each time."""
+        parts = [f"{group}-{_name(settings)}" for group, settings in (("serve", self.serve), ("bench", self.bench))]
+        return "--".join(parts)
+
+
+def read_settings(flag: str, path: str | None) -> list[Settings]:
+    """Return combinations: a list of objects, or an object of them by name. Without a file there is one, of nothing.
+
+    Raises `ConfigError`.
+    """
+    if path is None:
+        return [{}]
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error}.") from error
+    if isinstance(value, dict):
+        value = [{"_name": name, **each} if isinstance(each, dict) else each for name, each in value.items()]
+    if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
+        raise ConfigError(f'{flag} {path}: give a list of objects, such as [{{"max_num_seqs": 8}}].')
+    return value
+
+
+def points(serve: Sequence[Settings], bench: Sequence[Settings]) -> Iterator[tuple[Settings, list[Point]]]:
+    """Yield each server's settings with every point it serves."""
+    for settings in serve:
+        yield settings, [Point(settings, each) for each in bench]
+
+
+def command(base: str, settings: Settings) -> list[str]:
+    """Return a command line with settings as flags. One that the command has is replaced; true is a bare flag, false `--no-`."""
+    words = shlex.split(base)
+    for name, value in settings.items():
+        if name == "_name":
+            continue
+        flag = "--" + name.lstrip("-").replace("_", "-")
+        words = _without(words, flag)
+        if value is True:
+            words.append(flag)
+        elif value is False:
+            words.append(f"--no-{flag[2:]}")
+        elif value is not None:
+            words += [flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+    return words
+
+
+def _without(words: list[str], flag: str) -> list[str]:
+    """Return words without a flag and its value, however it is spelled."""
+    kept: list[str] = []
+    dropping = False
+    for word in words:
+        is_flag = word.startswith("--")
+        if is_flag:
+            name = word.partition("=")[0].replace("_", "-")
+            dropping = name == flag
+            if dropping:
+                dropping = "=" not in word
+                continue
+        if not dropping:
+            kept.append(word)
+    return kept
+
+
+def _name(settings: Settings) -> str:
+    if "_name" in settings:
+        return _safe(str(settings["_name"]))
+    return _safe(",".join(f"{name}={value}" for name, value in settings.items())) or "plain"
+
+
+def _safe(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "=,._" else "_" for c in text)[:100]

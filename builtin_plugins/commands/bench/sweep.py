@@ -1,0 +1,207 @@
+"""`engine bench sweep serve`: a server for each combination of settings, a benchmark of it for each combination of load."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from builtin_plugins.commands.bench.grid import Point, command, points, read_settings
+from builtin_plugins.commands.bench.report import check_counts, print_columns
+from core.api import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from core.api import Command
+
+POLL_S: Final = 0.5
+SHOWN: Final = ("request_throughput", "output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms")
+
+
+class SweepServe:
+    """Every run's figures are kept in a file of their own, so that a sweep that broke off is gone on with (`--resume`)."""
+
+    help = "Start a server for each combination of settings, and measure it under each combination of load."
+    takes_engine_options = False
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the two commands, their settings, and where results go."""
+        add = parser.add_argument
+        add("--serve-cmd", required=True, metavar="CMD", help="starts the server: 'engine serve MODEL --port 8000'")
+        add("--bench-cmd", required=True, metavar="CMD", help="measures it: 'engine bench serve --port 8000 ...'")
+        add(
+            "--serve-params",
+            metavar="FILE",
+            help="JSON: a list of settings of the server, or an object of them by name",
+        )
+        add("--bench-params", metavar="FILE", help="likewise of the benchmark; every one is run with every server")
+        add("--after-bench-cmd", metavar="CMD", help="run after each benchmark; default: POST /reset_prefix_cache")
+        add("-o", "--output-dir", default="results", metavar="DIR", help="for results (default: results)")
+        add("--num-runs", type=int, default=3, metavar="N", help="runs of each combination (default: 3)")
+        add(
+            "--server-ready-timeout",
+            type=float,
+            default=600,
+            metavar="S",
+            help="for a server to come up (default: 600)",
+        )
+        add("--show-stdout", action="store_true", help="show what server and benchmarks print")
+        add("--dry-run", action="store_true", help="print the commands and run none")
+        add("--resume", metavar="NAME", help="go on with a sweep in --output-dir: what it has measured is not again")
+
+    def run(self, context: Any) -> int:
+        """Run what is missing, then write and print all figures."""
+        args = context.args
+        check_counts(args, num_runs=1)
+        grid = list(
+            points(
+                read_settings("--serve-params", args.serve_params), read_settings("--bench-params", args.bench_params)
+            )
+        )
+        folder = _folder(args)
+        if args.dry_run:
+            for settings, each in grid:
+                print(shlex.join(command(args.serve_cmd, settings)))
+                for point in each:
+                    print(f"  {args.num_runs} x {shlex.join(_bench(args, point, Path('RESULT.json')))}")
+            return 0
+        folder.mkdir(parents=True, exist_ok=True)
+        for settings, each in grid:
+            missing = [(point, file) for point in each for file in _files(args, folder, point) if not file.is_file()]
+            if missing:
+                with _served(args, settings) as url:
+                    for point, file in missing:
+                        _measure(args, point, file)
+                        _after(args, url)
+        rows = [row for _, each in grid for point in each for row in _rows(args, folder, point)]
+        _write(folder, rows)
+        print(f"Written to {folder}")
+        return 0
+
+
+class Sweep:
+    """What is swept is chosen by the subcommand."""
+
+    help = "Measure a server over combinations of its settings and of its load."
+    takes_engine_options = False
+    subcommands: ClassVar[Mapping[str, type[Command]]] = {"serve": SweepServe}
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add nothing: all arguments belong to the subcommands."""
+
+    def run(self, context: Any) -> int:
+        """Refuse: without a subcommand there is nothing to sweep."""
+        raise ConfigError(f"engine bench sweep needs a subcommand: {', '.join(self.subcommands)}.")
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    if args.resume is None:
+        return Path(args.output_dir) / time.strftime("%Y%m%d-%H%M%S")
+    folder: Path = Path(args.output_dir) / args.resume
+    if not folder.is_dir():
+        raise ConfigError(f"--resume {args.resume}: there is no such folder in {args.output_dir}.")
+    return folder
+
+
+def _files(args: argparse.Namespace, folder: Path, point: Point) -> list[Path]:
+    return [folder / point.folder / f"run={number}.json" for number in range(args.num_runs)]
+
+
+def _bench(args: argparse.Namespace, point: Point, file: Path) -> list[str]:
+    return [*command(args.bench_cmd, point.bench), "--output-json", str(file)]
+
+
+@contextmanager
+def _served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Run a server until it is no longer needed; yield its address. Raises `EngineError` when it does not come up."""
+    words = command(args.serve_cmd, settings)
+    print(f"Starting {shlex.join(words)}")
+    process = subprocess.Popen(words, stdout=None if args.show_stdout else subprocess.DEVNULL)
+    try:
+        url = _address(words)
+        until_s = time.monotonic() + args.server_ready_timeout
+        while not _answers(f"{url}/health"):
+            if process.poll() is not None:
+                raise EngineError(f"the server ended with exit status {process.returncode}: {shlex.join(words)}")
+            if time.monotonic() > until_s:
+                raise EngineError(
+                    f"nothing answers at {url} for {args.server_ready_timeout:g} s (--server-ready-timeout)."
+                )
+            time.sleep(POLL_S)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _measure(args: argparse.Namespace, point: Point, file: Path) -> None:
+    """Run one benchmark. Its file is there only when it is whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".part")
+    words = _bench(args, point, unfinished)
+    print(f"Measuring {point.folder}, {file.stem}")
+    done = subprocess.run(words, stdout=None if args.show_stdout else subprocess.DEVNULL, check=False)
+    if done.returncode != 0 or not unfinished.is_file():
+        raise EngineError(f"the benchmark ended with exit status {done.returncode}: {shlex.join(words)}")
+    unfinished.rename(file)
+
+
+def _after(args: argparse.Namespace, url: str) -> None:
+    """Leave the next run nothing of the last one, as far as the server lets us."""
+    if args.after_bench_cmd is not None:
+        subprocess.run(shlex.split(args.after_bench_cmd), check=True)
+    elif not _answers(f"{url}/reset_prefix_cache", method="POST"):
+        print("The server's prefix cache is as the last run left it: start it with --enable-operator-routes.")
+
+
+def _answers(url: str, method: str = "GET") -> bool:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as reply:
+            return bool(reply.status == 200)
+    except (OSError, urllib.error.HTTPError):
+        return False
+
+
+def _address(words: list[str]) -> str:
+    """Return where a server listens, as its command says."""
+    given = {"--host": "127.0.0.1", "--port": "8000"}
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in given:
+            given[name] = value if equals else words[index + 1] if index + 1 < len(words) else given[name]
+    host = "127.0.0.1" if given["--host"] in ("0.0.0.0", "::") else given["--host"]
+    return f"http://{host}:{given['--port']}"
+
+
+def _rows(args: argparse.Namespace, folder: Path, point: Point) -> Iterator[dict[str, Any]]:
+    for file in _files(args, folder, point):
+        measured = json.loads(file.read_text(encoding="utf-8"))
+        figures = {name: value for name, value in measured.items() if isinstance(value, (int, float, str))}
+        yield {"combination": point.folder, "run": file.stem.partition("=")[2], **point.serve, **point.bench, **figures}
+
+
+def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write all rows as JSON and as a table for spreadsheets, and print what matters most."""
+    (folder / "summary.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    shown = [name for name in SHOWN if any(name in row for row in rows)]
+    cells = ([row["combination"], row["run"], *(f"{row.get(name, 0):.2f}" for name in shown)] for row in rows)
+    print_columns(["combination", "run", *shown], cells)

@@ -1,0 +1,136 @@
+"""`engine bench sweep serve`: commands made of settings, a server for each, results that are kept and gone on with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builtin_plugins.commands.bench.grid import Point, command, points, read_settings
+from core.cli.main import main
+from core.errors import ConfigError
+
+SERVER = '''
+"""Writes down that it was started and what was asked."""
+import http.server, sys
+log = open(sys.argv[1], "a", buffering=1)
+log.write("started " + " ".join(sys.argv[4:]) + "\\n")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def do_POST(self):
+        log.write(self.path + "\\n"); self.send_response(200); self.end_headers()
+    def log_message(self, *arguments): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
+'''
+BENCH = '''
+"""Writes what it was asked as its figures; fails when it is told to."""
+import json, sys
+if "--fail" in sys.argv: sys.exit(3)
+file = sys.argv[sys.argv.index("--output-json") + 1]
+json.dump({"request_throughput": 2.5, "median_ttft_ms": 10.0, "errors": [], "argv": " ".join(sys.argv[1:])}, open(file, "w"))
+'''
+
+
+class Sweep:
+    """A folder with a program that serves, one that measures, and settings of both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "server.py").write_text(SERVER)
+        (folder / "bench.py").write_text(BENCH)
+        self.log = folder / "server.log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        python = shlex.quote(sys.executable)
+        self.serve = f"{python} {folder / 'server.py'} {self.log} --port {port} --size 1"
+        self.bench = f"{python} {folder / 'bench.py'}"
+
+    def run(self, *flags: str, bench: str = "") -> int:
+        commands = ["--serve-cmd", self.serve, "--bench-cmd", self.bench + bench, "-o", str(self.folder / "out")]
+        return main(["bench", "sweep", "serve", *commands, *flags])
+
+    def params(self, name: str, value: Any) -> str:
+        file = self.folder / f"{name}.json"
+        file.write_text(json.dumps(value))
+        return str(file)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return Sweep(tmp_path)
+
+
+def test_a_dry_run_prints_every_command_and_runs_none(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    serve, bench = sweep.params("serve", [{"size": 2}, {"size": 3}]), sweep.params("bench", [{"rate": 1}, {"rate": 2}])
+    assert sweep.run("--serve-params", serve, "--bench-params", bench, "--dry-run", "--num-runs", "5") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith(("--size 2", "--size 3")) for line in lines] == [True, False, False, True, False, False]
+    assert lines[1].startswith("  5 x ")
+    assert "--rate 1 --output-json" in lines[1]
+    assert not sweep.log.exists()
+    assert not (sweep.folder / "out").exists()
+
+
+def test_a_server_serves_all_its_loads_and_each_run_is_kept(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = sweep.params("bench", {"slow": {"rate": 1}, "fast": {"rate": 2}})
+    assert sweep.run("--bench-params", bench, "--num-runs", "2") == 0
+    assert sweep.log.read_text().splitlines() == ["started --size 1", *["/reset_prefix_cache"] * 4]
+    (folder,) = (sweep.folder / "out").iterdir()
+    rows = json.loads((folder / "summary.json").read_text())
+    assert [(row["combination"], row["run"], row["rate"]) for row in rows] == [
+        *(("serve-plain--bench-slow", number, 1) for number in "01"),
+        *(("serve-plain--bench-fast", number, 2) for number in "01"),
+    ]
+    assert (folder / "summary.csv").read_text().splitlines()[0].startswith("combination,run,")
+    assert "2.50" in capsys.readouterr().out
+
+    (folder / "serve-plain--bench-fast" / "run=1.json").unlink()  # as if it had broken off
+    assert sweep.run("--bench-params", bench, "--num-runs", "2", "--resume", folder.name) == 0
+    assert sweep.log.read_text().splitlines()[5:] == ["started --size 1", "/reset_prefix_cache"]
+    assert len(json.loads((folder / "summary.json").read_text())) == 4
+
+
+def test_what_fails_is_said_and_leaves_no_result(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.run(bench=" --fail") == 1
+    assert "the benchmark ended with exit status 3" in capsys.readouterr().err
+    assert list((sweep.folder / "out").rglob("*.json")) == []
+    sweep.serve = f"{shlex.quote(sys.executable)} -c 'raise SystemExit(4)'"
+    assert sweep.run() == 1
+    assert "the server ended with exit status 4" in capsys.readouterr().err
+
+
+def test_settings_become_flags_and_replace_those_that_are_there() -> None:
+    settings = {"max_num_seqs": 8, "enable_x": True, "prefix": False, "gone": None, "json": {"a": 1}, "_name": "n"}
+    words = command("engine serve m --max-num-seqs=4 --max_num_seqs 2 --port 8000", settings)
+    assert words == [
+        *["engine", "serve", "m", "--port", "8000", "--max-num-seqs", "8", "--enable-x", "--no-prefix", "--json"],
+        '{"a": 1}',
+    ]
+
+
+def test_points_have_names_for_files() -> None:
+    ((_, (point,)),) = points([{"a": 1, "b": "x/y z"}], [{}])
+    assert point.folder == "serve-a=1,b=x_y_z--bench-plain"
+    assert Point({"_name": "small"}, {"_name": "fast"}).folder == "serve-small--bench-fast"
+
+
+@pytest.mark.parametrize("text", ["", "5", "[]", "[1]", '{"a": 1}', "{"])
+def test_settings_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "params.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="--bench-params"):
+        read_settings("--bench-params", str(file))
+
+
+def test_subcommands_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "sweep", "--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert main(["bench", "sweep", "serv"]) == 2
+    assert "did you mean 'serve'" in capsys.readouterr().err
