@@ -45,6 +45,11 @@ $(STAMPS)/kernels: $(STAMPS)/packages $(KERNEL_SOURCES)
 	@$(PY) kernels/core_kernels/build.py
 	@touch $@
 
+.PHONY: clients
+clients: setup ## client libraries in an environment of their own, for the slow tests
+	$(PY) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install -q -r requirements-clients.txt
+
 # --- run ---------------------------------------------------------------------------------------------------
 
 .PHONY: serve

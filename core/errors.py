@@ -66,8 +66,20 @@ class ModelError(EngineError):
     """A checkpoint that cannot be served: what, where, what to do."""
 
 
+NO_CHOICE: Final = (
+    "every token is excluded, so none could be generated; allowed_token_ids, bad_words, logit_bias, min_tokens "
+    "and structured_outputs of this request leave nothing"
+)
+"""Of a request that cannot go on because of what it asks for: found out in a step, when all of it has been applied."""
+
+
 class RequestFailed(EngineError):
     """One request failed inside the engine; its resources are back, its neighbours unharmed."""
+
+    @property
+    def is_own_fault(self) -> bool:
+        """Say whether what was asked for cannot be, so that asking again is in vain."""
+        return str(self) == NO_CHOICE
 
 
 class QueueFull(EngineError):

@@ -43,6 +43,8 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "message": record.getMessage(),
         }
+        if request_id := getattr(record, "request_id", ""):  # given as `extra` by who logs about one request
+            line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -77,6 +79,12 @@ class Seldom:
         self._log, self._clock = log, clock
         self._next: dict[str, float] = {}
         self._held_back: dict[str, int] = {}
+        self.counted: dict[str, tuple[int, str]] = {}
+        """Of each subject how many faults there were, logged or not, and the last one's words."""
+
+    def count(self, subject: str, message: str) -> None:
+        """Count a fault, which may be logged elsewhere."""
+        self.counted[subject] = self.counted.get(subject, (0, ""))[0] + 1, message
 
     def error(self, subject: str, message: str, error: BaseException) -> None:
         """Log the message with the error's traceback, or count it among those that are held back."""

@@ -40,7 +40,7 @@ NOTES: Final[Mapping[str, str]] = {
     "model": "the argument of `engine serve`, as there",
     "pooler_config": "[of pooling models](../pooling.md#how-it-is-pooled); unknown keys are refused",
     "prefix_caching_hash_algo": "`sha256` only",
-    "quantization": "`mxfp4` (gpt-oss) and rounding while loading (`int8`, `int4`) are built in; plugins bring others",
+    "quantization": "[formats of checkpoints](../quantization.md) and rounding while loading (`int8`, `int4`) are built in; plugins bring others",
     "runner": "no `draft`",
     "tokenizer_mode": "names of plugins",
     "trust_remote_code": "runs code of tokenizers only, never of models",

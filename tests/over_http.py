@@ -95,22 +95,42 @@ async def _ask(app: Any, question: Question, stream: bool) -> Parsed:
     if not stream:
         (choice,) = reply.json()["choices"]
         return _parsed(choice["message"], choice["finish_reason"])
+    chunks = [json.loads(block.removeprefix("data: ")) for block in reply.text.split("\n\n")[:-2]]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    return _parsed(joined(choice["delta"] for choice in choices), reasons[-1])
+
+
+def joined(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the message that a client makes of deltas: texts joined, pieces of calls put together by their index."""
     message: dict[str, Any] = {}
-    reason = None
-    for block in reply.text.split("\n\n")[:-2]:
-        for choice in json.loads(block.removeprefix("data: "))["choices"]:
-            for name, value in choice["delta"].items():
-                message[name] = message[name] + value if name in message else value
-            reason = choice["finish_reason"] or reason
-    return _parsed(message, reason)
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for name, value in delta.items():
+            if name != "tool_calls":
+                message[name] = message.get(name, "") + value
+                continue
+            for piece in value:
+                call = calls.setdefault(piece["index"], {"function": {"arguments": ""}})
+                function = {**call["function"], **piece["function"]}
+                function["arguments"] = call["function"]["arguments"] + piece["function"]["arguments"]
+                call.update({key: given for key, given in piece.items() if key != "index"}, function=function)
+    return message | ({"tool_calls": [*calls.values()]} if calls else {})
 
 
 def _parsed(message: Mapping[str, Any], reason: str | None) -> Parsed:
-    calls = message.get("tool_calls") or []
-    assert reason == ("tool_calls" if calls else "stop")
+    whole, broken = [], []
+    for call in message.get("tool_calls") or []:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        try:
+            whole.append((name, json.loads(arguments)))
+        except ValueError:
+            broken.append((name, arguments))
+    assert reason == ("tool_calls" if whole else "stop")
     assert message.get("reasoning") == message.get("reasoning_content")
     return Parsed(
         content=message.get("content") or "",
-        calls=tuple((call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls),
+        calls=tuple(whole),
         reasoning=message.get("reasoning") or "",
+        broken=tuple(broken),
     )

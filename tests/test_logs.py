@@ -36,6 +36,15 @@ def test_a_json_line_is_one_object_with_everything(capsys):
     assert "ValueError: über" in said["exception"]
 
 
+def test_a_json_line_about_one_request_names_it(capsys):
+    setup_logging("info", log_format="json")
+    log.info("it has ended", extra={"request_id": "cmpl-1"})
+    log.info("nobody's", extra={"request_id": ""})
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert first["request_id"] == "cmpl-1"
+    assert "request_id" not in second
+
+
 def test_text_that_no_encoding_knows_is_a_line_all_the_same():
     record = logging.LogRecord("core", logging.ERROR, "file", 1, "lone \udc80", None, None)
     line = JsonFormatter("engine").format(record)

@@ -79,7 +79,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "kv_offloading_backend": (Literal["native", "lmcache"] | None, None),
         "kv_transfer_config": (Json | None, None),
         "kv_events_config": (Json | None, None),
-        "enable_sleep_mode": (bool, False),
     },
     "Graph capture and compilation": {
         "cudagraph_capture_sizes": (list[int] | None, None),
@@ -141,10 +140,7 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "additional_config": (Json, {}),
     },
     "Tracing, profiling and further metrics": {
-        "profiler_config": (Json, {}),
         "show_hidden_metrics_for_version": (Text, None),
-        "otlp_traces_endpoint": (Text, None),
-        "collect_detailed_traces": (list[Literal["model", "worker", "all"]] | None, None),
         "kv_cache_metrics": (bool, False),
         "kv_cache_metrics_sample": (float, 0.01),
         "enable_layerwise_nvtx_tracing": (bool, False),

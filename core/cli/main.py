@@ -122,8 +122,7 @@ def _run(argv: list[str]) -> int:
         print(f"usage: engine {startup.command} [options]\n\nOnly this much help, because {error}")
         return 0
     with blame:
-        parts = getattr(command, "subcommands", None)
-        if parts is not None:
+        while (parts := getattr(command, "subcommands", None)) is not None:
             name = startup.rest.pop(0) if startup.rest else ""
             if name not in parts:
                 return _print_parts(startup.command, parts, name)

@@ -20,7 +20,7 @@ from core.kv.reach import peak_blocks
 from core.nn.decoder import Decoder
 from core.nn.loading import read_model
 from core.nn.parallel import ParallelGroup, Pipeline
-from core.nn.quantization import quant_method
+from core.nn.quantization import plain_weights, quant_method
 from core.ops.table import OpTable
 from core.spec.decoder import DecoderSpec
 from core.spec.kv import KVLayout, PoolLayout
@@ -132,7 +132,7 @@ def _infos(resolved: Resolved, registry: Registry, headers: Headers | None) -> t
     stored: int | None = None
     for stage in range(parallel.pipeline_parallel_size):
         pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
-        model = _build(config, source, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline)
+        model = _build(resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline)
         tensors = _headers(config, source, registry) if headers is None else headers(source)
         if tensors is not None and isinstance(model, Decoder):  # other modules may look at what they load
             listed = list(tensors)
@@ -149,10 +149,10 @@ def _infos(resolved: Resolved, registry: Registry, headers: Headers | None) -> t
     return infos, stored
 
 
-def _build(
-    config: EngineConfig, source: ModelSource, registry: Registry, group: ParallelGroup, pipeline: Pipeline
-) -> Model:
+def _build(resolved: Resolved, registry: Registry, group: ParallelGroup, pipeline: Pipeline) -> Model:
     """Return one rank's model without memory. Nothing computes with it: attention and ops are not looked at."""
+    config, source, platform = resolved.config, resolved.source, resolved.platform
+    facts = {**platform.facts(), "dtype": config.model.dtype}
     length = min(context_length(config), TABLE_POSITIONS)
     spec, _ = read_model(config, source, registry)
     attention: Any = None
@@ -166,6 +166,7 @@ def _build(
         pipeline=pipeline,
         conv_state_dtype=config.cache.mamba_cache_dtype,
         state_dtype=config.cache.mamba_ssm_cache_dtype,
+        plain=plain_weights(config, registry, facts),
     )
     if isinstance(spec, DecoderSpec):
         return Decoder(replace(spec, max_positions=length), context)

@@ -38,7 +38,7 @@ class ModelConfig:
     skip_tokenizer_init: bool = False
     """No tokenizer: prompts must be token ids, outputs are token ids."""
     chat_template: str | None = None
-    """Chat template: a file, the template itself, or the name of one of the model's; default: the model's."""
+    """Chat template: a file, the template itself, or the name of one of the model's or of those shipped; default: the model's."""
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
     """Type of weights and activations; auto follows the checkpoint and the platform."""
     max_model_len: Annotated[ContextSize, Within(-1, MOST)] | None = None

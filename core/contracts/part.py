@@ -103,7 +103,8 @@ def _elements(wanted: slice, per: int, total: int) -> slice:
     if wanted.step not in (None, 1) or wanted.start % per or (wanted.stop % per and wanted.stop != total):
         raise ModelError(
             f"is stored in elements of {per} numbers, and this rank's part, {wanted.start} to {wanted.stop} of {total}, "
-            "does not begin and end with them; use a smaller --tensor-parallel-size."
+            f"does not begin and end with them; use a --tensor-parallel-size that divides {total // per} of them: "
+            f"{', '.join(str(size) for size in range(1, 65) if total % (per * size) == 0) or 1}."
         )
     return slice(wanted.start // per, -(-wanted.stop // per))
 

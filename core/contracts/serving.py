@@ -15,11 +15,14 @@ class RouteGroup(Protocol):
 
     Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server;
     `quiet_paths`, those that machines ask every few seconds, which get no line in the access log when answered well;
-    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`; `switch`, on the class: the name
-    of the option without which it has no routes; and `refusal(status, error)`, which returns the body of an error in a form
+    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`, and `queries`, those of query
+    parameters by route ("GET /path") and name; `around(app)`, which returns an ASGI application that stands around the
+    server's own and sees what that refuses, too; `switch`, on the class: the name of the option without which it has no
+    routes; and `refusal(status, error)`, which returns the body of an error in a form
     of its own, where the server's, which is OpenAI's, is not its clients': `error` is OpenAI's error object. A stream then
     ends with it as an event named `error`.
-    A request's `scope["state"]["server"]` tells a `ServerActivity`, where the server keeps one.
+    A request's `scope["state"]` tells, where the server keeps them: `server`, a `ServerActivity`, and `template`, the template
+    of its path.
     """
 
     def routes(self) -> Sequence[Any]:
@@ -106,8 +109,13 @@ class RequestStats:
     max_tokens: int | None = None
     """Most tokens asked for."""
     request_id: str = ""
-    counts: Mapping[str, float] = field(default_factory=dict)
-    """What features counted of it, by name."""
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of its outputs that features have filled."""
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """What features counted of it, by name."""
+        return self.shown.get("counts") or {}
 
     @property
     def prefill_s(self) -> float | None:

@@ -32,8 +32,6 @@ class ClientRequest:
     error: str | None = None
     pooled: Pooled | None = None
     num_open: int = 0
-
-    @property
-    def finished(self) -> bool:
-        """Say whether every sequence has ended."""
-        return self.num_open == 0
+    """Sequences that have not ended."""
+    streams: bool = False
+    """It is told what is new, one sequence at a time; else all there is, in the end or all along."""

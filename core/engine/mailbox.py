@@ -14,13 +14,13 @@ class Mailbox:
     A slow reader costs no memory beyond its own text: deltas are merged, cumulative outputs replaced.
     """
 
-    __slots__ = ("_delta", "_error", "_ready", "_waiting")
+    __slots__ = ("_delta", "_error", "_reader", "_waiting")
 
     def __init__(self, delta: bool) -> None:
         self._delta = delta
         self._waiting: RequestOutput | None = None
         self._error: BaseException | None = None
-        self._ready = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Add an output; call from the event loop's thread."""
@@ -28,12 +28,16 @@ class Mailbox:
             self._waiting = output
         else:
             self._waiting = merge(self._waiting, output)
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: BaseException) -> None:
         """Let the reader raise `error` once it has read what is here."""
         self._error = error
-        self._ready.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def accepted(self, answer: asyncio.Future[None]) -> None:
         """Take the engine's answer to the request: let the reader raise what was said against it."""
@@ -41,14 +45,13 @@ class Mailbox:
             self.fail(error)
 
     async def get(self) -> RequestOutput:
-        """Wait for the next output."""
-        await self._ready.wait()
+        """Wait for the next output; one reader at a time."""
+        while self._waiting is None:
+            if self._error is not None:
+                raise self._error
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         output, self._waiting = self._waiting, None
-        if output is None:
-            assert self._error is not None
-            raise self._error
-        if self._error is None:
-            self._ready.clear()
         return output
 
 

@@ -60,6 +60,7 @@ class OutputProcessor:
             arrival_s=first.arrival_s,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
             num_open=len(requests),
+            streams=sampling.output_kind is RequestOutputKind.DELTA,
         )
         self._by_request_id[draft.request_id] = client
         for request in requests:
@@ -97,7 +98,7 @@ class OutputProcessor:
             if client is None:
                 continue
             sequence = client.sequences[delta.request_id]
-            if sequence.ended:
+            if sequence.finish_reason is not None:
                 continue
             if self._grow(client, sequence, delta, now_s):
                 client.num_open -= 1
@@ -106,7 +107,7 @@ class OutputProcessor:
             output = self._show(client, sequence, now_s)
             if output is not None:
                 outputs.append(output)
-            if client.finished:
+            if not client.num_open:
                 self.drop(client.request_id)
                 if self._meter is not None:
                     first = next(iter(client.sequences.values()))
@@ -137,7 +138,7 @@ class OutputProcessor:
             self._learn(client, delta.features)
         sequence.grow(delta.token_ids, delta.finish_reason, delta.stop_reason)
         sequence.grow_logprobs(delta.logprobs or (), self._spelled)
-        return sequence.ended
+        return sequence.finish_reason is not None
 
     def _learn(self, client: ClientRequest, features: Mapping[str, bytes]) -> None:
         try:
@@ -147,21 +148,22 @@ class OutputProcessor:
 
     def _show(self, client: ClientRequest, sequence: GrowingSequence, now_s: float) -> RequestOutput | None:
         """Return the output to show now, or None while there is nothing new enough."""
-        kind = client.sampling.output_kind
-        if kind is RequestOutputKind.FINAL_ONLY and not client.finished:
+        if not client.streams and client.num_open and client.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
             return None
-        if not sequence.ended and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval:
+        if (
+            sequence.finish_reason is None
+            and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval
+        ):
             return None
-        delta = kind is RequestOutputKind.DELTA
-        shown = [sequence] if delta else list(client.sequences.values())
+        shown = (sequence,) if client.streams else client.sequences.values()
         return RequestOutput(
-            request_id=client.request_id,
-            prompt=client.prompt,
-            prompt_token_ids=client.prompt_token_ids,
-            prompt_logprobs=client.prompt_logprobs,
-            outputs=[each.show(delta=delta) for each in shown],
-            finished=client.finished,
-            metrics=RequestMetrics(client.arrival_s, client.first_token_s, now_s),
+            client.request_id,
+            client.prompt,
+            client.prompt_token_ids,
+            client.prompt_logprobs,
+            [each.show(delta=client.streams) for each in shown],
+            client.num_open == 0,
+            RequestMetrics(client.arrival_s, client.first_token_s, now_s),
             num_cached_tokens=client.num_cached_tokens,
             error=client.error,
             pooled=client.pooled,

@@ -141,6 +141,6 @@ class Meter:
             n=client.sampling.n,
             max_tokens=client.sampling.max_tokens,
             request_id=client.request_id,
-            counts=client.shown.get("counts", {}),
+            shown=client.shown,
         )
         self._sinks.request(stats)

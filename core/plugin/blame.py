@@ -47,4 +47,5 @@ class Blame(ContextDecorator):
             f"{self.plugin} {self.action} (process {self.process!r}{request}): "
             f"{type(error).__name__}: {error}. {self.plugin.way_out}"
         )
+        self.seldom.count(self.plugin.name, f"{type(error).__name__}: {error}")
         return PluginError(message, self.plugin.name)

@@ -36,7 +36,8 @@ class Hooks:
 
     def __init__(self, plan: PluginPlan, process: str) -> None:
         self.process: Final = process
-        self._seldom: Final = Seldom(log)
+        self.seldom: Final = Seldom(log)
+        """Counts what plugins have raised, by plugin."""
         self._manager = _PrefixedManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._plugins = {ref.name: ref for ref in plan.plugins}
@@ -68,7 +69,7 @@ class Hooks:
 
     def blame(self, ref: PluginRef, action: str, request: str | None = None) -> Blame:
         """Return the wrapper for a call into this plugin's code."""
-        return Blame(ref, action, self.process, self._seldom, request)
+        return Blame(ref, action, self.process, self.seldom, request)
 
     def _import(self, ref: PluginRef) -> ModuleType:
         with self.blame(ref, "cannot be imported"):

@@ -90,7 +90,7 @@ class Registry:
         self.withheld: list[Registered] = []
         """Entries of third parties that count only once the user names the plugin."""
         self._used: Final[dict[str, Registered]] = {}
-        self._shared: Final[dict[str, Any]] = {}
+        self._shared: Final[dict[str, Any]] = {"faults": hooks.seldom.counted}
         self._kinds: Final = MappingProxyType({kind: self._collect(kind) for kind in KINDS})
         self._options: Final = tuple(
             (ref.name, option) for ref, found in hooks.call("engine_options") for option in _listed(ref, found, Option)

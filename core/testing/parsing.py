@@ -6,10 +6,10 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from core.parsing import OutputParser, ParseRequest, ReasoningFormat, ToolFormat
+from core.parsing import OutputParser, ParsedDelta, ParseRequest, ReasoningFormat, ToolFormat
 
 Piece = tuple[str, tuple[tuple[int, int], ...]]
 """Text, and where in it special tokens are spelled."""
@@ -26,6 +26,8 @@ class Parsed:
     """(name, arguments as a value) of each."""
     reasoning: str = ""
     ids: tuple[str, ...] = ()
+    broken: tuple[tuple[str, str], ...] = ()
+    """(name, text of the arguments) of each call that broke behind its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,21 @@ class Reader:
     special: frozenset[str] = frozenset()
     """Special tokens of the tokenizer; empty: there is text only."""
 
+    @property
+    def in_pieces(self) -> Reader:
+        """The parser as the request of a stream meets it, which is told of calls while they are written."""
+        return replace(self, request=replace(self.request, in_pieces=True))
+
     def read(self, pieces: Iterable[Piece], *, with_ids: bool = False) -> Parsed:
         """Return what comes of the pieces, one after the other."""
         parser = OutputParser(self.request, tools=self.tools, reasoning=self.reasoning, special=self.special)
-        deltas = [*(parser.feed(*piece) for piece in pieces), parser.finish()]
-        calls = [call for delta in deltas for call in delta.calls]
+        found = ParsedDelta.joined([*(parser.feed(*piece) for piece in pieces), parser.finish()])
         return Parsed(
-            content="".join(delta.content for delta in deltas),
-            calls=tuple((call.name, json.loads(call.arguments)) for call in calls),
-            reasoning="".join(delta.reasoning for delta in deltas),
-            ids=tuple(str(call.id) for call in calls) if with_ids else (),
+            content=found.content,
+            calls=tuple((call.name, json.loads(call.arguments)) for call in found.calls),
+            reasoning=found.reasoning,
+            ids=tuple(str(call.id) for call in found.calls) if with_ids else (),
+            broken=tuple((call.name, call.arguments) for call in found.broken),
         )
 
     def check(self, text: str, seed: int = 0, count: int = NUM_CHUNKINGS) -> Parsed:

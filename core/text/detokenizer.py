@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -30,7 +30,7 @@ def detokenizer_of(
 class ByteDetokenizer:
     """As `Detokenizer`, for tokenizers whose texts are the bytes of their tokens joined."""
 
-    __slots__ = ("_decode", "_pieces", "_special", "num_chars", "spans")
+    __slots__ = ("_begun", "_pieces", "_special", "num_chars", "spans")
 
     def __init__(self, pieces: Mapping[int, bytes], special: frozenset[int], prompt_token_ids: Sequence[int]) -> None:
         self._pieces = pieces
@@ -39,14 +39,14 @@ class ByteDetokenizer:
         """Where in the whole text special tokens are spelled."""
         self.num_chars = 0
         """Length of the text that was returned."""
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        # A prompt may end within a character.
-        self._decode(b"".join([pieces[token] for token in prompt_token_ids[-CONTEXT_TOKENS:]]))
+        self._begun = b""
+        """Bytes of a character that is not complete."""
+        self._decode(b"".join([pieces[token] for token in prompt_token_ids[-CONTEXT_TOKENS:]]))  # it may end within one
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Take more tokens and return the text that is now certain."""
         pieces = self._pieces
-        if self._special.isdisjoint(token_ids):
+        if not self._special or self._special.isdisjoint(token_ids):
             text = self._decode(b"".join([pieces[token] for token in token_ids]))
             self.num_chars += len(text)
             return text
@@ -60,8 +60,16 @@ class ByteDetokenizer:
 
     def flush(self) -> str:
         """Return what was held back; the sequence has ended."""
-        text = self._decode(b"", True)
+        text, self._begun = self._begun.decode(errors="replace"), b""
         self.num_chars += len(text)
+        return text
+
+    def _decode(self, data: bytes) -> str:
+        """Return the text of the characters that are complete."""
+        if self._begun:
+            data = self._begun + data
+        text, used = utf_8_decode(data, "replace")
+        self._begun = data[used:]
         return text
 
 

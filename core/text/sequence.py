@@ -47,7 +47,8 @@ class GrowingSequence:
     index: int
     sampling: SamplingParams
     detokenizer: Detokenizer | ByteDetokenizer | None
-    stops: StopTexts
+    stops: StopTexts | None
+    """Holds the text, where it may end with one of several."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
@@ -56,6 +57,8 @@ class GrowingSequence:
     last_token_s: float | None = None
     num_sent_tokens: int = 0
     num_sent_chars: int = 0
+    _text: str = ""
+    """Without stop texts: all of it, or what is new since the last of its pieces was shown."""
 
     @classmethod
     def behind(
@@ -65,7 +68,7 @@ class GrowingSequence:
         detokenizer = None
         if sampling.detokenize and tokenizer is not None:
             detokenizer = detokenizer_of(tokenizer, prompt_token_ids, sampling.skip_special_tokens)
-        stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output)
+        stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         sequence = cls(index, sampling, detokenizer, stops)
         if sampling.logprobs is not None:
             sequence.logprobs, sequence.cumulative_logprob = [], 0.0
@@ -90,6 +93,9 @@ class GrowingSequence:
         text = self.detokenizer.append(token_ids)
         if finish_reason is not None:
             text += self.detokenizer.flush()
+        if self.stops is None:
+            self._text += text
+            return None
         return self.stops.append(text, may_stop=len(self.token_ids) > self.sampling.min_tokens)
 
     def grow_logprobs(self, positions: Iterable[Logprobs], spelled: SpelledLogprobs) -> None:
@@ -101,26 +107,42 @@ class GrowingSequence:
             self.logprobs.append(spelled.at(position, self.sampling.logprobs))
 
     def show(self, *, delta: bool) -> CompletionOutput:
-        """Return the sequence so far, or what came since the last call."""
-        text, tokens, logprobs = self.stops.text, self.token_ids, self.logprobs
-        spans = [] if self.detokenizer is None else self.detokenizer.spans
-        if self.finish_reason is None and self.stops.held_back:
-            end = len(text) - self.stops.held_back
-            around = bisect_left(spans, (end,)) - 1
-            if around >= 0 and end < spans[around][1]:  # half a special token would pass for text
-                end = spans[around][0]
-            text = text[: max(end, self.num_sent_chars)]
+        """Return the sequence so far, or what came since the last call: always the one, or always the other."""
+        tokens, logprobs, detokenizer = self.token_ids, self.logprobs, self.detokenizer
         start_char, start_token = (self.num_sent_chars, self.num_sent_tokens) if delta else (0, 0)
-        self.num_sent_chars, self.num_sent_tokens = len(text), len(tokens)
-        first = bisect_left(spans, (start_char,))
+        if self.stops is None:
+            text = self._text
+            if delta:
+                self._text = ""
+        else:
+            text = self._certain(self.stops)[start_char:]
+        self.num_sent_chars, self.num_sent_tokens = start_char + len(text), len(tokens)
+        spans = detokenizer.spans if detokenizer is not None and detokenizer.spans else ()
         return CompletionOutput(
             index=self.index,
-            text=text[start_char:],
+            text=text,
             token_ids=tokens[start_token:],
             cumulative_logprob=self.cumulative_logprob,
             logprobs=None if logprobs is None else logprobs[start_token:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             num_tokens=len(tokens),
-            special_spans=[(a - start_char, b - start_char) for a, b in spans[first:] if b <= len(text)],
+            special_spans=self._shifted(spans, start_char) if spans else (),
         )
+
+    def _certain(self, stops: StopTexts) -> str:
+        """Return the text without what may yet become a stop text, or a part of one."""
+        text = stops.text
+        if self.finish_reason is not None or not stops.held_back:
+            return text
+        end = len(text) - stops.held_back
+        spans = [] if self.detokenizer is None else self.detokenizer.spans
+        around = bisect_left(spans, (end,)) - 1
+        if around >= 0 and end < spans[around][1]:  # half a special token would pass for text
+            end = spans[around][0]
+        return text[: max(end, self.num_sent_chars)]
+
+    def _shifted(self, spans: Sequence[tuple[int, int]], start: int) -> list[tuple[int, int]]:
+        """Return the spans from `start` on that were shown whole, counted from there."""
+        first = bisect_left(spans, (start,))
+        return [(a - start, b - start) for a, b in spans[first:] if b <= self.num_sent_chars]

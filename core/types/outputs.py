@@ -76,12 +76,14 @@ class RequestOutput:
     """The same as an exception, where the request's own contents are at fault (`InvalidRequest`) or it can be sent again later."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """What features counted of the request, for metrics."""
+    trace: Any = None
+    """What a feature that traces requests keeps of it until its end."""
     pooled: Any = None
     """What a pooling model made of the prompt (`core.types.pooling.Pooled`)."""
 
 
 FILLED_BY_FEATURES: Final = frozenset(
-    {"counts", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params", "lora_request", "refusal"}
+    {"counts", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params", "lora_request", "refusal", "trace"}
 )
 """Fields of `RequestOutput` that whoever completes requests may set."""
 

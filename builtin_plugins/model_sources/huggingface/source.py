@@ -54,9 +54,12 @@ def find(model: str, config: EngineConfig) -> ModelSource | None:
     """Return the source of a folder or hub id; None for a name that can be neither."""
     folder = Path(model).expanduser()
     if folder.suffix.lower() in _ONE_FILE and not folder.is_dir():
+        advice = (
+            "Install the plugin engine-gguf, which reads it, or give" if folder.suffix.lower() == ".gguf" else "Give"
+        )
         raise ModelError(
             f"{model} is a single {folder.suffix[1:]} file, and weights are read from folders with a config.json only. "
-            "Give the folder, or the hub id, of the model it was made from."
+            f"{advice} the folder, or the hub id, of the model it was made from."
         )
     if folder.is_dir():
         return describe(model, folder, config, origin="checkpoint")
