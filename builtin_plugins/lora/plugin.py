@@ -52,15 +52,18 @@ def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig) -> list[Any]:
+def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
     settings = Settings.of(config)
     if settings is None:
         return []
     from builtin_plugins.lora.scheduling import Slots  # lazy: start-up stays quick
+    from core.contracts.infos import infos_of
 
     parallel = config.parallel
     num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    return [Slots(settings.max_loras, settings.max_held, num_ranks)]
+    slots = Slots(settings.max_loras, settings.max_held, num_ranks)
+    infos_of(registry)["lora_requests_info"] = slots.info
+    return [slots]
 
 
 @hookimpl

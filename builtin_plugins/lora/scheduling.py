@@ -270,6 +270,18 @@ class Slots:
         self._wake()
         return self._list()
 
+    def info(self) -> dict[str, str]:
+        """Return the labels of `lora_requests_info`, with vLLM's names: which adapters run, and which are waited for."""
+        waiting = {digest for digest, _ in self._waiting.values()}
+        running = sorted(each.wanted.name for each in self._adapters.values() if each.holders)
+        return {
+            "max_lora": str(len(self._slots)),
+            "running_lora_adapters": ",".join(running),
+            "waiting_lora_adapters": ",".join(
+                sorted(each.wanted.name for digest, each in self._adapters.items() if digest in waiting)
+            ),
+        }
+
     def _list(self) -> bytes:
         listed = [
             Held(

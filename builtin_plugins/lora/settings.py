@@ -62,6 +62,7 @@ class Settings:
         slots, held = options.get("max_loras", 1), options.get("max_cpu_loras") or 0
         if 0 < held < slots:
             raise ConfigError(f"--max-cpu-loras {held} is less than --max-loras {slots}; use at least {slots}.")
+        _check_guesses(config)
         return cls(
             max_loras=slots,
             max_rank=options.get("max_lora_rank", 16),
@@ -71,6 +72,17 @@ class Settings:
             modules=modules,
             roots=tuple(Path(root).expanduser().resolve() for root in options.get("lora_roots") or ()),
             most_bytes=options.get("max_lora_bytes", MOST_ADAPTER_BYTES),
+        )
+
+
+def _check_guesses(config: EngineConfig) -> None:
+    """Raise `ConfigError` where a step has no room for every row's token and guesses: rows of one adapter would wait."""
+    guesses = (config.options.get("speculative_config") or {}).get("num_speculative_tokens") or 0
+    room, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    if guesses and room is not None and rows is not None and room < rows * (guesses + 1):
+        raise ConfigError(
+            f"--max-num-batched-tokens {room} is less than {rows} rows of {guesses + 1} tokens, which adapters and guesses need "
+            "together. Consider increasing max_num_batched_tokens or decreasing num_speculative_tokens."
         )
 
 

@@ -191,10 +191,10 @@ def dtype_of(settings: Settings, model: torch.dtype) -> torch.dtype:
 
 def places_of(model: Any) -> Places:
     """Return where a model can be adapted. Raises `ModelError` for one that cannot."""
-    if getattr(model, "encoder", None) is not None:
+    if getattr(model, "encoder", None) is not None or not getattr(model, "takes_adapters", True):
         raise ModelError(
-            "--enable-lora: in a model with an encoder some products are not of the tokens that are computed, so adapters "
-            "are not served for it. Leave --enable-lora out, or merge the adapter into the model."
+            "--enable-lora: in this model some products are not of the tokens that are computed (of an encoder, or of a table "
+            "of distances), so adapters are not served for it. Leave --enable-lora out, or merge the adapter into the model."
         )
     places = Places(model)
     if not places.by_prefix:

@@ -80,3 +80,8 @@ def test_three_adapters_and_none_in_one_batch_equal_merged_checkpoints(architect
     for sharded in (False, True):
         split = {"tensor_parallel_size": 2, "fully_sharded_loras": sharded}
         assert run(model, adapters, **LORA | split) == expected, f"two ranks, {sharded}"
+
+
+def test_one_architecture_in_small_chunks_equals_merged_checkpoints(tmp_path: Path) -> None:
+    model, adapters, expected = prepared("DeepseekV3ForCausalLM", tmp_path)
+    assert run(model, adapters, **LORA | BATCHES["chunks"]) == expected

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from builtin_plugins.lora.stored import CONFIG, WEIGHTS
 from builtin_plugins.routes.lora.routes import AdapterRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 
@@ -29,7 +30,7 @@ class Api:
 
     def __init__(self, engine: AsyncLLM) -> None:
         self.engine = engine
-        groups = {kind.__name__: kind(engine, engine.config) for kind in (OpenAIRoutes, AdapterRoutes)}
+        groups = {kind.__name__: kind(engine, engine.config) for kind in (OpenAIRoutes, AdapterRoutes, ProbeRoutes)}
         self._app = HttpServer(engine, engine.config, groups).app
         self._loop = asyncio.new_event_loop()
 
@@ -113,6 +114,22 @@ def test_the_model_field_says_which_adapter(api: Api) -> None:
         m: api.post("/v1/completions", model=m, **prompt).json()["choices"][0]["text"] for m in ("tiny", "capitals")
     }
     assert texts["tiny"] != texts["capitals"]
+
+
+def test_the_metrics_say_which_adapters_run(api: Api) -> None:
+    async def look() -> str:
+        task = asyncio.ensure_future(api.ask("/v1/chat/completions", model="arr", **ASK | {"max_tokens": 60}))
+        page = ""
+        while not task.done() and 'running_lora_adapters="arr"' not in page:
+            page = (await api.ask("/metrics", "GET")).text
+        await task
+        return page
+
+    (page,) = api.together(look())
+    line = next(line for line in page.splitlines() if line.startswith("engine_lora_requests_info{"))
+    assert 'max_lora="2"' in line
+    assert 'running_lora_adapters="arr"' in line
+    assert 'owner="lora_adapters"' in page
 
 
 def test_models_are_listed_with_where_they_are_from(api: Api) -> None:
