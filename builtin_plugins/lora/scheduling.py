@@ -84,6 +84,7 @@ class Slots:
         adapter = self._adapters.get(wanted.digest) or self._begin(wanted)
         if adapter is not None and request_id in adapter.holders:
             return True
+        self._check_pins(adapter)
         since = self._waiting.pop(request_id, (b"", self._step))[1]
         if adapter is not None and adapter.ready and self._has_turn(since, adapter) and self._in_slot(adapter):
             adapter.waiting.discard(request_id)
@@ -96,10 +97,16 @@ class Slots:
         self._waiting[request_id] = wanted.digest, since
         return False
 
+    def _check_pins(self, adapter: Adapter | None) -> None:
+        """Raise `RequestFailed` where pinned adapters leave no place that could ever become free."""
+        pinned = sum(each.pinned for each in self._adapters.values())
+        if adapter is None and pinned >= self._max_held:
+            raise RequestFailed("all places of --max-cpu-loras have adapters that are pinned; remove one.")
+        if adapter is not None and adapter.slot < 0 and pinned >= len(self._slots):
+            raise RequestFailed("all slots (--max-loras) have adapters that are pinned; remove one.")
+
     def _has_turn(self, since: int, adapter: Adapter) -> bool:
         """Say whether it may start now: not where one that came much earlier would wait on."""
-        if len(self._waiting) == 0:
-            return True
         for digest, step in self._waiting.values():
             other = self._adapters.get(digest)
             if digest != adapter.wanted.digest and (other is None or other.ready):

@@ -63,11 +63,14 @@ class Settings:
         if 0 < held < slots:
             raise ConfigError(f"--max-cpu-loras {held} is less than --max-loras {slots}; use at least {slots}.")
         _check_guesses(config)
+        dtype = options.get("lora_dtype") or "auto"
+        if dtype not in DTYPES:
+            raise ConfigError(f"--lora-dtype {dtype!r:.50} is not served; it is one of {', '.join(DTYPES)}.")
         return cls(
             max_loras=slots,
             max_rank=options.get("max_lora_rank", 16),
             max_held=max(held, slots),
-            dtype=options.get("lora_dtype") or "auto",
+            dtype=dtype,
             fully_sharded=bool(options.get("fully_sharded_loras")),
             modules=modules,
             roots=tuple(Path(root).expanduser().resolve() for root in options.get("lora_roots") or ()),

@@ -16,6 +16,7 @@ from builtin_plugins.lora.peft import PeftConfig
 from builtin_plugins.lora.settings import Module, Settings, read_module
 from builtin_plugins.lora.stored import CONFIG, WEIGHTS, AdapterFiles, BadAdapter
 from core.api import ConfigError, EngineConfig
+from core.config.sections import SchedulerConfig
 
 PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
 MOST = 1 << 30
@@ -176,6 +177,15 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert settings(enable_lora=True, max_cpu_loras=-1, max_loras=3) == settings(enable_lora=True, max_loras=3)
     with pytest.raises(ConfigError, match="--max-cpu-loras 2 is less than --max-loras 3"):
         settings(enable_lora=True, max_loras=3, max_cpu_loras=2)
+    with pytest.raises(ConfigError, match="--lora-dtype 'int8' is not served"):
+        settings(enable_lora=True, lora_dtype="int8")
+    with pytest.raises(ConfigError, match="Consider increasing max_num_batched_tokens or decreasing"):
+        Settings.of(
+            EngineConfig(
+                scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32),
+                options={"enable_lora": True, "speculative_config": {"num_speculative_tokens": 4}},
+            )
+        )
     with pytest.raises(ConfigError, match="names 'a' twice"):
         settings(lora_modules=["a=1", "a=2"])
     with pytest.raises(ConfigError, match=r"LoRA\(s\) were provided for a non multimodal model"):

@@ -132,8 +132,10 @@ def test_the_one_that_was_used_longest_ago_is_forgotten_and_pinned_ones_stay() -
     assert beside.plan() == []
     with pytest.raises(InvalidRequest, match="cannot be pinned"):
         beside.slots.call("pin", encode(Wanted(b"x", "x", "x")))
+    assert "pinned" in beside.failed["late"], "it would wait for ever"
     beside.slots.call("unload", encode(Wanted(b"y", "y", "y")))
-    assert beside.plan() == ["late"]
+    beside.add("later", "x")
+    assert beside.plan() == ["later"]
 
 
 def test_a_load_that_fails_fails_those_who_asked_and_is_tried_again() -> None:
