@@ -115,7 +115,7 @@ def main() -> None:
         "--threads",
         str(arguments.threads),
         "--products",
-        "[]",
+        "[[64, 64]]",
     ]
     with tempfile.TemporaryDirectory() as logs:
         children, started = {}, {}
