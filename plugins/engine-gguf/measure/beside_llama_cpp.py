@@ -25,7 +25,7 @@ from gguf import GGUFReader
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers.child import Child  # noqa: E402 - its folder is found above
+from benchmarks.peers.child import Child, unwind_on_terminate  # noqa: E402 - its folder is found above
 
 DRIVERS = ROOT / "benchmarks" / "peers" / "drivers"
 VOCABULARY = 1000
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    unwind_on_terminate()
     common = ["--model", str(arguments.model), "--threads", str(arguments.threads)]
     options = '{"max_model_len": 1024, "max_num_seqs": 16, "enable_prefix_caching": false}'
     commands = {

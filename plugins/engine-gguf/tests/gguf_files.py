@@ -274,7 +274,7 @@ class Converter:
         config = self.config
         heads = config["num_attention_heads"]
         head = config.get("head_dim") or config["hidden_size"] // heads
-        rope = config.get("rope_parameters") or {}
+        rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
         rope = rope.get("full_attention", rope)
         writer.add_block_count(config["num_hidden_layers"])
         writer.add_context_length(config["max_position_embeddings"])
@@ -308,8 +308,8 @@ class Converter:
         share = rope.get("partial_rotary_factor", 1.0)
         if share != 1.0:
             writer.add_rope_dimension_count(int(head * share))
-        if "sliding_attention" in config["rope_parameters"]:
-            local = config["rope_parameters"]["sliding_attention"]["rope_theta"]
+        local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta")
+        if local is not None:
             writer.add_float32(f"{self.arch}.rope.freq_base_swa", local)
         kind = rope.get("rope_type", "default")
         if kind in ("linear", "yarn"):
