@@ -60,13 +60,15 @@ def peak_bytes(child: Child) -> int:
     return max(int(line.split()[1]) * 1024 for own in lines for line in own if line.startswith("VmHWM"))
 
 
-def imports_s() -> float:
-    """Return how long a process takes that imports what an engine needs and does nothing."""
-    began = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-c", "import torch, core; from core import LLM; import core.nn.decoder"], check=True
+def imports() -> tuple[float, int]:
+    """Return how long a process takes that imports what an engine needs and does nothing, and the most bytes it had."""
+    line = (
+        "import torch, core; from core import LLM; import core.nn.decoder; "
+        "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
     )
-    return time.monotonic() - began
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
+    return time.monotonic() - began, int(done.stdout) * 1024
 
 
 def token_bytes(model: Path) -> int:
@@ -143,9 +145,11 @@ def main() -> None:
             f"{name}: a token reads {each / 1e6:.0f} MB: {each * statistics.median(own) / 1e9:.1f} GB/s of {read / 1e9:.1f}"
         )
     size = arguments.model.stat().st_size
-    for name, (seconds, peak) in started.items():
-        print(f"{name}: first token {seconds:.2f} s after its process began; {peak / size:.2f} files at most")
-    print(f"of this engine's start, imports took {imports_s():.2f} s")
+    seconds, before = imports()
+    for name, (start_s, peak) in started.items():
+        print(f"{name}: first token {start_s:.2f} s after its process began; {peak / 1e6:.0f} MB at most")
+    ours = (started["engine"][1] - before) / size
+    print(f"of this engine's, imports took {seconds:.2f} s and {before / 1e6:.0f} MB; the rest is {ours:.2f} files")
 
 
 if __name__ == "__main__":

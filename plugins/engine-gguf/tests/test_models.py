@@ -141,9 +141,28 @@ def test_every_type_is_read(kind: str, made: Made) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_say_what_one_says(made: Made) -> None:
-    file, _ = made("LlamaForCausalLM", MIXED, num_attention_heads=8)
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("LlamaForCausalLM", {"num_attention_heads": 8}),
+        ("Qwen3MoeForCausalLM", {"num_attention_heads": 8, "moe_intermediate_size": 512, "mlp_only_layers": []}),
+        ("Gemma3ForCausalLM", {"num_attention_heads": 8, "layer_types": None, "query_pre_attn_scalar": 64}),
+        ("MixtralForCausalLM", {"num_attention_heads": 8, "sliding_window": None}),
+        ("DeepseekV3ForCausalLM", {"moe_intermediate_size": 64, "rope_parameters": YARN}),
+    ],
+    ids=str,
+)
+def test_two_ranks_say_what_one_says(architecture: str, overrides: dict[str, Any], made: Made) -> None:
+    file, _ = made(architecture, "Q8_0" if "Deepseek" in architecture else MIXED, **overrides)
     assert_alike(scores(file, tensor_parallel_size=2), scores(file))
+
+
+@pytest.mark.slow
+def test_ranks_that_would_cut_through_the_blocks_of_experts_are_refused(made: Made) -> None:
+    overrides = {"num_attention_heads": 8, "moe_intermediate_size": 256, "mlp_only_layers": []}
+    file, _ = made("Qwen3MoeForCausalLM", MIXED, **overrides)
+    with pytest.raises(ModelError, match=r"each expert's down has 256 columns in blocks of 256, .* may be one of 1"):
+        scores(file, tensor_parallel_size=2)
 
 
 @pytest.mark.slow
