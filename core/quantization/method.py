@@ -19,12 +19,14 @@ class StoredMethod:
     """Gives each layer the format that `decide` says its weights are stored in."""
 
     name = ""
+    cure = "Leave --quantization out, or round them with int8 or int4."
+    """What to do where a checkpoint is stored in no format at all."""
 
     def __init__(self, config: Any) -> None:
         if not config:
             raise ModelError(
                 f"--quantization {self.name} reads checkpoints that are stored so, and this one's config.json says nothing "
-                "of it; weights are not made smaller here. Leave --quantization out, or round them with int8 or int4."
+                f"of it; weights are not made smaller here. {self.cure}"
             )
         self.unaided = Unaided(self.name)
         self._decided: dict[str, StoredFormat | None] = {}
