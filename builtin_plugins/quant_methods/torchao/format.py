@@ -93,8 +93,14 @@ class SwizzledFloats(StoredFormat):
         scales = in_rows(tensors[SCALES], part.out_features, groups_of(part, self._group))
         scales = powers_of_two(scales) if scales.dtype in EXPONENTS else scales.float()
         if WHOLE_SCALE in tensors:
-            scales = scales * tensors[WHOLE_SCALE].float().reshape(())
+            scales = scales * _one(tensors[WHOLE_SCALE])
         return ScaledFloats(part.columns(values), cut_groups(part.rows(scales), part, self._group), self._group)
+
+
+def _one(scale: torch.Tensor) -> torch.Tensor:
+    if scale.numel() != 1:
+        raise ModelError(f"has a {WHOLE_SCALE} of shape {list(scale.shape)}; it is one number.")
+    return scale.float().reshape(())
 
 
 def in_rows(scales: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
@@ -102,7 +108,7 @@ def in_rows(scales: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
     if tuple(scales.shape) == (rows, groups):
         return scales
     down, across = -(-rows // BLOCK_ROWS), -(-groups // BLOCK_COLUMNS)
-    if scales.numel() != down * BLOCK_ROWS * across * BLOCK_COLUMNS:
+    if scales.dtype.itemsize != 1 or scales.numel() != down * BLOCK_ROWS * across * BLOCK_COLUMNS:
         raise ModelError(f"has scales of shape {list(scales.shape)}; [{rows}, {groups}] are needed.")
     kind = scales.dtype  # torch moves bytes in any order, and not every type of a byte
     lines = BLOCK_ROWS // BLOCK_COLUMNS
