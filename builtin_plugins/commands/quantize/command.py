@@ -82,6 +82,14 @@ class Quantize:
         plan, pieces = _plan(scheme, args, config, source, registry, loader)
         importance = _importance(args, config, registry)
         _write(out, source, loader, plan, pieces, importance)
+        size, before = (
+            show_bytes(number) for number in (sum(piece.num_bytes for piece in pieces), loader.total_bytes())
+        )
+        more = f" and {len(plan.plain) - 3} more" if len(plan.plain) > 3 else ""
+        print(
+            f"{args.out}: {len(plan.weights)} weights of {config.model.model} quantized, {size} in place of {before}; "
+            f"plain are {', '.join(plan.plain[:3])}{more}"
+        )
         return 0
 
 
@@ -203,10 +211,6 @@ def _write(
         "kv_cache_scheme": None,
     }
     (out / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    print(
-        f"{out}: {len(plan.weights)} weights of {source.name} quantized, {show_bytes(total)} in place of {show_bytes(before)}; "
-        f"plain are {', '.join(plan.plain[:3])}{f' and {len(plan.plain) - 3} more' if len(plan.plain) > 3 else ''}"
-    )
 
 
 def _copy_beside(folder: Path, out: Path) -> None:
