@@ -29,7 +29,7 @@ class StoredFormat:
     reads_plain: bool = False
     """It rounds the plain weight, its only tensor, so experts' may come all in one tensor as well."""
     grouping: Grouping | None = None
-    """Facts of the integers that it unpacks to; None: it unpacks to something else."""
+    """Facts of the integers or floats that it unpacks to; None: it unpacks to something else."""
     stored_bits: float = 8
     """Of a number with its share of scales, about; for what is said in the log."""
 
