@@ -10,7 +10,7 @@ import torch
 from core.api import Part
 from core.nn.weights import refuse_integers
 from core.quantization.formats import StoredFormat
-from core.quantization.layouts import ScaledFloats
+from core.quantization.layouts import Grouping, ScaledFloats
 from core.quantization.method import StoredMethod
 
 HIGHEST: Final = 448.0
@@ -22,6 +22,7 @@ class RowsRounded(StoredFormat):
 
     suffixes = ("weight",)
     reads_plain = True
+    grouping = Grouping(8, -1, is_float=True)
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
         """Return the shape of the weight."""

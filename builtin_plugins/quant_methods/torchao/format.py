@@ -11,7 +11,7 @@ from builtin_plugins.quant_methods.common.floats import EIGHT_BIT, EXPONENTS
 from builtin_plugins.quant_methods.common.ints import IntsFormat
 from core.api import ModelError, Part
 from core.quantization.formats import StoredFormat, cut_groups, groups_of
-from core.quantization.layouts import GroupedInts, ScaledFloats
+from core.quantization.layouts import GroupedInts, Grouping, ScaledFloats
 from core.quantization.packing import four_bit_floats, powers_of_two, unpack_bytes
 
 CODES: Final = "_weight_qdata"
@@ -73,6 +73,7 @@ class SwizzledFloats(StoredFormat):
     def __init__(self, group: int, *, is_packed: bool, is_scaled: bool = False) -> None:
         self._group, self._is_packed = group, is_packed
         self.suffixes = (CODES, SCALES, *([WHOLE_SCALE] if is_scaled else []))
+        self.grouping = Grouping(4 if is_packed else 8, group, is_float=True)
         self.stored_bits = (4 if is_packed else 8) + 8 / group
 
     def check(self, part: Part) -> None:
