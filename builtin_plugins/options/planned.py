@@ -49,7 +49,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "lora_dtype": (Text, "auto"),
         "lora_modules": (list[str] | None, None),
     },
-    "Speculative decoding": {"speculative_config": (Json | None, None)},
     "Tool calls and reasoning parsed on the server": {
         "tool_server": (Text, None),
     },

@@ -66,11 +66,14 @@ class Usage:
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
     completion_tokens: int = 0
+    counts: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """What features counted, by prompt."""
 
     def count(self, prompt: int, output: RequestOutput) -> None:
         """Take an output that says what is new."""
         self.prompt_tokens[prompt] = len(output.prompt_token_ids or ())
         self.cached_tokens[prompt] = output.num_cached_tokens or 0
+        self.counts[prompt] = output.counts
         for completion in output.outputs:
             self.completion_tokens += len(completion.token_ids)
 
@@ -84,7 +87,16 @@ class Usage:
         }
         if self.with_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.cached_tokens.values())}
+        guessed, right = self._counted("spec_decode_num_draft_tokens"), self._counted("spec_decode_num_accepted_tokens")
+        if guessed:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": right,
+                "rejected_prediction_tokens": guessed - right,
+            }
         return usage
+
+    def _counted(self, name: str) -> int:
+        return int(sum(counts.get(name, 0.0) for counts in self.counts.values()))
 
 
 def answer_id(request: Request, fields: CommonFields, prefix: str) -> str:
