@@ -48,6 +48,7 @@ SIGNATURES: Final = {
     "core_program_number": (ctypes.c_char_p,),
     "core_program_run": (_PTR, _I64),
     "core_large_pages": (_PTR, _I64),
+    "core_touch": (_PTR, _I64),
     "core_kernels_threads": (_I64,),
 }
 RESULTS: Final = {

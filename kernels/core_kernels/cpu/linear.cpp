@@ -160,6 +160,17 @@ void tiled_product(const Product& p, const BFloat16* weight, int64_t panel, int6
 }
 #endif
 
+// What pass b of `blocks` over a panel fetches: alone what comes next in it, else its share of the next panel. Shares are
+// the same or twice as large, and all of them together the panel; of more than eight passes the first eight fetch.
+Ahead ahead_of(const char* panel, int64_t bytes, int64_t unit, int64_t b, int64_t blocks) {
+    if (blocks == 1) return {panel + kFetchAhead, unit};
+    int64_t shares = 2;
+    while (shares < blocks && shares < 8) shares *= 2;
+    const int64_t larger = shares > blocks ? shares - blocks : 0, first = b < larger ? 2 * b : larger + b;
+    if (first >= shares) return {};
+    return {panel + bytes + first * (bytes / shares), (b < larger ? 2 : 1) * unit / shares};
+}
+
 // Rows [first, last) of x times one panel. Rows are cut evenly, so that no block is left with one.
 template <typename T>
 void panel_product(const Product& p, const T* weight, int64_t panel, int64_t first, int64_t last) {
@@ -179,13 +190,7 @@ void panel_product(const Product& p, const T* weight, int64_t panel, int64_t fir
         with_rows<kRowsOf<T>>(to - from, [&](auto count) {
             constexpr int R = decltype(count)::value;
             if (width == kPanel && kAbreast == kTiles) {
-                // One pass: what comes next in this panel. Several: the first four fetch the next panel between them.
-                Ahead ahead;
-                const char* begin = reinterpret_cast<const char*>(weight);
-                if (blocks == 1)
-                    ahead = {begin + kFetchAhead, kPanel * each * static_cast<int64_t>(sizeof(T))};
-                else if (b < 4 && (b + 1) * bytes <= 4 * bytes)
-                    ahead = {begin + bytes + b * (bytes / 4), kPanel * each * static_cast<int64_t>(sizeof(T)) / 4};
+                const Ahead ahead = ahead_of(reinterpret_cast<const char*>(weight), bytes, bytes / units, b, blocks);
                 block<T, R, kAbreast>(out, p.result_stride, x, p.x_stride, weight, kPanel * each, units, bias, columns, ahead);
                 return;
             }

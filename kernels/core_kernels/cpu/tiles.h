@@ -104,15 +104,17 @@ constexpr int kRowsOf = kTiled<T> ? kTiledRows - 1 : kRows;
 // Where to fetch from while a product is computed, so that the next one finds its operands near.
 struct Ahead {
     const char* from = nullptr;  // null: nothing
-    int64_t step = 0;            // bytes from one step's first line to the next's; 256 or more: four lines a step
+    int64_t step = 0;            // bytes from one step's first line to the next's; 128: two lines a step, 256: four
 };
 
 inline __attribute__((always_inline)) void fetch(Ahead ahead, int64_t unit) {
     if (!ahead.from) return;
     __builtin_prefetch(ahead.from + unit * ahead.step, 0, 2);
-    if (ahead.step >= 256)
-#pragma GCC unroll 4
-        for (int line = 64; line < 256; line += 64) __builtin_prefetch(ahead.from + unit * ahead.step + line, 0, 2);
+    if (ahead.step >= 128) __builtin_prefetch(ahead.from + unit * ahead.step + 64, 0, 2);
+    if (ahead.step >= 256) {
+        __builtin_prefetch(ahead.from + unit * ahead.step + 128, 0, 2);
+        __builtin_prefetch(ahead.from + unit * ahead.step + 192, 0, 2);
+    }
 }
 
 #if defined(TILE_REGISTERS)

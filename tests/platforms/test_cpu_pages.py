@@ -1,0 +1,90 @@
+"""Memory of the cache is there before it is needed, and no more than that."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from core_kernels.library import load_library
+
+from builtin_plugins.platforms.cpu.pages import STEPS, STRIPE, TakenAhead
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which pages are there")
+
+PAGE = 4096
+
+
+def taken_bytes(memory: torch.Tensor) -> int:
+    """Return how much of it the system has given, as mincore(2) says."""
+    first = memory.data_ptr() // PAGE * PAGE
+    pages = -(-(memory.data_ptr() + memory.numel() - first) // PAGE)
+    states = (ctypes.c_ubyte * pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * PAGE), states) == 0
+    return sum(state & 1 for state in states) * PAGE
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait however long the machine is busy; a condition that never comes is ended by whoever runs the tests."""
+    while not condition():
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def memories() -> list[torch.Tensor]:
+    return [torch.from_numpy(np.zeros(16 * STRIPE, dtype=np.uint8)) for _ in range(2)]
+
+
+def test_what_is_ahead_is_taken_and_no_more(memories: list[torch.Tensor]) -> None:
+    library = load_library()
+    assert library is not None
+    ahead = TakenAhead(library, memories, 2 * 3 * STRIPE)
+    for memory in memories:
+        wait_until(lambda memory=memory: taken_bytes(memory) >= 3 * STRIPE)
+        assert taken_bytes(memory) < 6 * STRIPE  # a large page may reach beyond
+    for memory in memories:
+        memory[: 2 * STRIPE].fill_(7)
+    for _ in range(STEPS):
+        ahead.stepped(large=False)
+    for memory in memories:
+        wait_until(lambda memory=memory: taken_bytes(memory) >= 5 * STRIPE)
+        assert taken_bytes(memory) < 8 * STRIPE
+        assert bool((memory[: 2 * STRIPE] == 7).all())
+        assert not memory[2 * STRIPE :].any()
+
+
+def test_the_thread_lets_the_memory_go_with_its_owner(memories: list[torch.Tensor]) -> None:
+    library = load_library()
+    assert library is not None
+    ahead = TakenAhead(library, memories, STRIPE)
+    gone = weakref.ref(memories[0])
+    memories.clear()
+    assert gone() is not None
+    del ahead
+    gc.collect()
+    wait_until(lambda: gone() is None)
+
+
+def test_what_steps_free_is_kept(tmp_path: Path) -> None:
+    """Only a process of its own has no memory that others freed."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import resource, torch\n"
+        "from builtin_plugins.platforms.cpu.pages import keep_freed_pages\n"
+        "keep_freed_pages()\n"
+        "step = lambda: [torch.ones(5 << 20) for _ in range(3)]\n"
+        "for _ in range(12): step()\n"  # where pieces lie settles
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(4): step()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", str(program)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 4 * 3 * (20 << 20) // PAGE // 10
