@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NGRAM, counted, open_llm, run
+from mixed_requests import NGRAM, counted, open_llm, run
 
 from core import LLM, SamplingParams
 from core.api import StructuredOutputsParams
