@@ -1,13 +1,16 @@
 """What holds for every test: logging is as it was before, and threads that have nothing to do sleep.
 
-Any test may ask the demo model, whose answers can be right or wrong.
+The files that take longest begin first. Any test may ask the demo model, whose answers can be right or wrong.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +22,33 @@ from core.logs import OURS
 if TYPE_CHECKING:
     from core import LLM
 
-DEMO = Path(__file__).parents[1] / "builtin_plugins" / "demo" / "model"
+TESTS = Path(__file__).parent
+DEMO = TESTS.parent / "builtin_plugins" / "demo" / "model"
 LOGGERS = {name: logging.getLogger(name) for name in ("", *OURS)}
 LEVELS = {name: logger.level for name, logger in LOGGERS.items()}
+
+LONGEST = (
+    "proofs/test_api_death.py",
+    "docs/test_docs.py",
+    "executors/test_mp_executor.py",
+    "attacks/test_corpus.py",
+    "clients/test_supervision.py",
+    "plugin/test_conformance.py",
+    "proofs/test_survival.py",
+    "proofs/test_microkernel.py",
+    "structured_outputs/test_constrained_outputs.py",
+    "proofs/test_features_together.py",
+    "serving/test_served_engine.py",
+    "models/test_engine_parity.py",
+    "models/test_checkpoints.py",
+    "parsing/test_written_cases.py",
+    "plugin/test_examples.py",
+    "commands/test_bench.py",
+    "structured_outputs/test_mask_budgets.py",
+    "tool_parsers/test_calls_over_http.py",
+    "demo/test_training.py",
+)
+"""A worker takes whole files in this order, then all others: so that none has minutes to do when the rest has ended."""
 
 # Read when torch is loaded, here and in child processes. Where more programs want the cores than there are, threads that
 # wait for each other by spinning make an engine's step twenty times as long.
@@ -33,6 +60,32 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first."""
+    place = {TESTS / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays to the end: some ten thousand tests, and the modules they have imported."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Sum up what was slowest by file, too, where `--durations=N` asks what was: `LONGEST` is made of it."""
+    most = terminalreporter.config.getoption("durations")
+    if most is None:
+        return
+    taken: Counter[str] = Counter()
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            taken[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("slowest files")
+    for name, seconds in taken.most_common(most or None):
+        terminalreporter.line(f"{seconds:.2f}s {name}")
+
+
 @pytest.fixture(autouse=True)
 def logging_is_left_alone() -> Iterator[None]:
     handlers = {name: list(logger.handlers) for name, logger in LOGGERS.items()}
@@ -40,6 +93,15 @@ def logging_is_left_alone() -> Iterator[None]:
     for name, logger in LOGGERS.items():
         logger.setLevel(LEVELS[name])  # not what it was before the test: an engine for several tests may have set it
         logger.handlers[:] = handlers[name]
+
+
+@pytest.fixture
+def no_garbage_is_collected() -> Iterator[None]:
+    """Collecting takes time, and calls, that belong to nobody."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

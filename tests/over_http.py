@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx
+from patience import PATIENCE_S
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.servers.http.server import HttpServer
@@ -89,7 +90,9 @@ def answers(engine: AsyncLLM, questions: Sequence[Question]) -> list[tuple[Parse
 async def _ask(app: Any, question: Question, stream: bool) -> Parsed:
     messages = [{"role": "user", "content": question.text}]
     body = {"messages": messages, "stream": stream, "chat_template": TEMPLATE, **question.fields}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=120) as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test", timeout=PATIENCE_S
+    ) as client:
         reply = await client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
     if not stream:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import openai
+from patience import PATIENCE_S
 
-PATIENCE_S = 600.0
-"""Longest wait for what has to come; on a machine busy with others everything does, late."""
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 
 

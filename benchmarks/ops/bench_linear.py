@@ -1,9 +1,10 @@
-"""Linear layers with packed and with rounded weights against torch's and what the machine gives: paired and interleaved.
+"""Linear layers with packed and with stored weights against torch's and what the machine gives: paired and interleaved.
 
 For each number of tokens: GB of weights per second and GFLOP per second of each, and the median of paired ratios: how many
-times as fast packed weights are as torch's, and weights of eight and four bits as packed ones. With one
+times as fast packed weights are as torch's, and weights of eight and four bits, integers and floats, as packed ones. With one
 thread the clock is the thread's own CPU time, so that neighbours on the machine count less.
 Run: python benchmarks/ops/bench_linear.py [--threads N] [--rounds N] [--layers N] [--isa avx512_bf16|amx|...]
+                                           [--tokens 1 8 ...] [--kinds "int4 32" fp8 ...]
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from core_kernels.library import load_library
+from core_kernels.floats import FloatOps
+from core_kernels.library import Library, load_library
 from core_kernels.packed import PackedOps
 from core_kernels.quantized import QuantizedOps
 from torch.nn.functional import linear
@@ -24,6 +26,18 @@ from torch.nn.functional import linear
 SHAPES = {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
 """Those of a 0.6B model."""
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
+
+
+Ops = PackedOps | QuantizedOps | FloatOps
+KINDS: dict[str, Callable[[Library], Ops]] = {
+    "int8 128": lambda library: QuantizedOps(library, 8, 128),
+    "int4 32": lambda library: QuantizedOps(library, 4, 32),
+    "int4 128": lambda library: QuantizedOps(library, 4, 128),
+    "int4 128 zeros": lambda library: QuantizedOps(library, 4, 128, torch.float16, has_zeros=True),
+    "fp8": lambda library: FloatOps(library, torch.float8_e4m3fn, 128),
+    "mxfp4": lambda library: QuantizedOps(library, 4, 32, is_float=True),
+    "nvfp4": lambda library: QuantizedOps(library, 4, 16, torch.float16, is_float=True),
+}
 
 
 def seconds(function: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -50,6 +64,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--isa", help="instruction set of the kernels instead of the best one")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["int8 128", "int4 32", "int4 128"])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     library = load_library()
@@ -57,8 +73,7 @@ def main() -> int:
         return 1
     if options.isa and not library.core_kernels_use(options.isa.encode()):
         parser.error(f"this machine has no {options.isa}")
-    kinds: dict[str, PackedOps | QuantizedOps] = {"packed": PackedOps(library)}
-    kinds |= {f"int{bits} {group}": QuantizedOps(library, bits, group) for bits, group in ((8, 128), (4, 32), (4, 128))}
+    kinds: dict[str, Ops] = {"packed": PackedOps(library)} | {name: KINDS[name](library) for name in options.kinds}
     clock = time.thread_time if options.threads == 1 else time.perf_counter
     print(f"{library.core_kernels_isa().decode()}, {options.threads} threads, bfloat16; {limits(clock)}")
     weights = [(torch.randn(shape) * 0.02).bfloat16() for _ in range(options.layers) for shape in SHAPES.values()]
@@ -66,7 +81,7 @@ def main() -> int:
     numbers = sum(weight.numel() for weight in weights)
     num_bytes = {"torch": 2 * numbers} | {name: sum(own.nbytes for own in kept[name]) for name in kinds}
     print("tokens" + "".join(f"  {name + ' GB/s':>14} {'GFLOP/s':>7} {'ratio':>5}" for name in num_bytes))
-    for tokens in TOKENS:
+    for tokens in options.tokens:
         inputs = {shape[1]: torch.randn(tokens, shape[1]).bfloat16() for shape in SHAPES.values()}
         rounds: dict[str, list[float]] = {name: [] for name in num_bytes}
 
@@ -92,10 +107,18 @@ def main() -> int:
     return 0
 
 
-def packed(ops: PackedOps | QuantizedOps, weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight as these operations keep it."""
-    own = ops.empty(*weight.shape, weight.dtype)
-    ops.pack(own, len(weight), 0, weight)
+def packed(ops: Ops, weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight as these operations keep it; stored numbers are any, since they only take time here."""
+    own, rows = ops.empty(*weight.shape, weight.dtype), len(weight)
+    if isinstance(ops, FloatOps):
+        scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
+        ops.place(own, rows, 0, (weight.float() * 50).to(ops.kind), scales)
+    elif isinstance(ops, QuantizedOps) and (ops.is_float or ops.has_zeros):
+        codes = (weight.float() * 50).to(torch.int8).clamp(-4, 4)
+        scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
+        ops.place(own, rows, 0, codes, scales, torch.ones_like(scales).short() if ops.has_zeros else None)
+    else:
+        ops.pack(own, rows, 0, weight)
     return own
 
 

@@ -27,7 +27,7 @@ class StoredFormat:
     other_names: Mapping[str, str] = {}
     """Other suffixes by which checkpoints name required tensors, and which those are."""
     grouping: Grouping | None = None
-    """Facts of the integers that it unpacks to; None: it unpacks to something else."""
+    """Facts of the integers or floats that it unpacks to; None: it unpacks to something else."""
     stored_bits: float = 8
     """Of a number with its share of scales, about; for what is said in the log."""
 

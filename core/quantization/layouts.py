@@ -33,15 +33,17 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What is known of `GroupedInts` before any is read: it says which kernel may keep them."""
+    """What is known of a layout before any is read: it says which kernel may keep it."""
 
     bits: int
-    """Of an integer as it is stored, 1 to 8."""
+    """Of a number as it is stored, 1 to 8."""
     group: int
     """Neighbouring inputs of a row that share a scale; the row's length where a row has one."""
     has_zeros: bool = False
     is_ordered: bool = False
     """Each input column names its group: they do not lie together."""
+    is_float: bool = False
+    """It is of `ScaledFloats`, not of `GroupedInts`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ VARIANTS: Final = {
     "amx": (TILES := (*PAIRS, "-DTILE_REGISTERS")),
     "amx_emulated": (*TILES, "-DEMULATED_TILES"),
 }
-PRODUCTS: Final = ("cpu/linear", "cpu/quantized", "cpu/attention")
+PRODUCTS: Final = ("cpu/linear", "cpu/quantized", "cpu/floats", "cpu/attention")
 """Compiled once per variant."""
 SOURCES: Final = (*PRODUCTS, "cpu/superblocks", "row_ops", "cpu/elementwise", "cpu/sampling")
 """Compiled once per variant, but those of `amx`: tile registers do nothing for what multiplies nothing."""

@@ -7,6 +7,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/elementwise.h"
+#include "cpu/floats.h"
 #include "cpu/linear.h"
 #include "cpu/pool.h"
 #include "cpu/program.h"
@@ -31,12 +32,13 @@ struct Variant {
     const SamplingOps* sampling;
     const QuantizedOps* quantized;
     const SuperblockOps* superblocks;
+    const FloatOps* floats;
 };
 
 // `products` names the variant of what multiplies in tile registers, where there are such: nothing else differs.
 #define TABLES(isa, products)                                                                                     \
     &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products, &sampling_##isa, &quantized_##products, \
-        &superblocks_##isa
+        &superblocks_##isa, &floats_##products
 
 #if defined(__x86_64__)
 // Whether tile registers are there but give other sums than they should: then they are not used.
@@ -93,7 +95,7 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Changes with any signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 5; }
+EXPORT int32_t core_kernels_abi() { return 6; }
 
 EXPORT const char* core_kernels_isa() { return chosen->name; }
 
@@ -207,37 +209,67 @@ EXPORT void core_grouped_linear(void* out, const void* x, const void* weights, c
 }
 
 EXPORT void core_quantize(void* to, const void* from, int64_t first, int64_t count, int64_t width, int64_t row_stride,
-                          int64_t column_stride, int64_t rows, int64_t bits, int64_t group, int32_t dtype) {
-    chosen->quantized->pack(to, from, first, {count, width, row_stride, column_stride}, rows, {bits, group, false}, dtype);
+                          int64_t column_stride, int64_t rows, int64_t code, int64_t group, int32_t dtype) {
+    const Rounding kept = {code, group, false, false};
+    chosen->quantized->pack(to, from, first, {count, width, row_stride, column_stride}, rows, kept, dtype);
 }
 
-// The same for integers, with scales [count, groups], which are float16 or bfloat16.
-EXPORT void core_quantized_place(void* to, const int8_t* codes, const void* scales, int64_t first, int64_t count,
-                                 int64_t width, int64_t row_stride, int64_t rows, int64_t bits, int64_t group,
-                                 int64_t halves) {
-    chosen->quantized->place(to, codes, scales, first, {count, width, row_stride, 1}, rows, {bits, group, halves != 0});
+// The same for codes, with scales [count, groups], which are float16 (`halves`) or bfloat16, and zero points or null.
+EXPORT void core_quantized_place(void* to, const int8_t* codes, const void* scales, const int16_t* zeros, int64_t first,
+                                 int64_t count, int64_t width, int64_t row_stride, int64_t rows, int64_t code,
+                                 int64_t group, int64_t halves) {
+    chosen->quantized->place(to, codes, scales, zeros, first, {count, width, row_stride, 1}, rows,
+                             {code, group, halves != 0, zeros != nullptr});
 }
 
 // Returns 1, and writes nothing, where an id is none of the rows.
 EXPORT int32_t core_quantized_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
-                                   int64_t rows, int64_t bits, int64_t group, int64_t halves, int32_t dtype) {
+                                   int64_t rows, int64_t code, int64_t group, int64_t halves, int64_t zeros,
+                                   int32_t dtype) {
     if (!are_rows(ids, count, rows)) return 1;
-    chosen->quantized->unpack(out, weight, ids, count, width, rows, {bits, group, halves != 0}, dtype);
+    chosen->quantized->unpack(out, weight, ids, count, width, rows, {code, group, halves != 0, zeros != 0}, dtype);
     return 0;
 }
 
-EXPORT void core_quantized_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                                  int64_t in_size, int64_t x_stride, int64_t bits, int64_t group, int64_t halves,
-                                  int32_t dtype) {
-    chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size},
-                               {bits, group, halves != 0}, dtype);
+// `order`, or null, names the number of x for each of a weight's row.
+EXPORT void core_quantized_linear(void* out, const void* x, const void* weight, const int32_t* order, int64_t rows,
+                                  int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
+                                  int64_t halves, int64_t zeros, int32_t dtype) {
+    chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, order,
+                               {code, group, halves != 0, zeros != 0}, dtype);
 }
 
 EXPORT void core_quantized_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
-                                   int64_t out_size, int64_t in_size, int64_t x_stride, int64_t bits, int64_t group,
-                                   int64_t halves, int32_t dtype) {
+                                   int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
+                                   int64_t halves, int64_t zeros, int32_t dtype) {
     chosen->quantized->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                               {bits, group, halves != 0}, dtype);
+                               {code, group, halves != 0, zeros != 0}, dtype);
+}
+
+// Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on.
+EXPORT void core_floats_place(void* to, const uint8_t* codes, const float* scales, int64_t first, int64_t count,
+                              int64_t width, int64_t row_stride, int64_t rows, int64_t group, int32_t kind) {
+    chosen->floats->place(to, codes, scales, first, {count, width, row_stride, 1}, rows, {kind, group});
+}
+
+// Returns 1, and writes nothing, where an id is none of the rows.
+EXPORT int32_t core_floats_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
+                                int64_t rows, int64_t group, int32_t kind, int32_t dtype) {
+    if (!are_rows(ids, count, rows)) return 1;
+    chosen->floats->unpack(out, weight, ids, count, width, rows, {kind, group}, dtype);
+    return 0;
+}
+
+EXPORT void core_floats_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
+                               int64_t in_size, int64_t x_stride, int64_t group, int32_t kind, int32_t dtype) {
+    chosen->floats->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {kind, group}, dtype);
+}
+
+EXPORT void core_floats_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
+                                int64_t out_size, int64_t in_size, int64_t x_stride, int64_t group, int32_t kind,
+                                int32_t dtype) {
+    chosen->floats->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
+                            {kind, group}, dtype);
 }
 
 // Returns 1, and writes nothing, for a kind of block that is not kept.
@@ -308,7 +340,7 @@ const Named callables[] = {
     NAMED(core_rms_norm), NAMED(core_add_rms_norm), NAMED(core_layer_norm), NAMED(core_gated),
     NAMED(core_rotary), NAMED(core_elementwise), NAMED(core_take_rows), NAMED(core_unpack), NAMED(core_linear),
     NAMED(core_plain_linear), NAMED(core_quantized_rows), NAMED(core_quantized_linear), NAMED(core_superblock_rows),
-    NAMED(core_superblock_linear), NAMED(core_paged_attention_again),
+    NAMED(core_superblock_linear), NAMED(core_floats_rows), NAMED(core_floats_linear), NAMED(core_paged_attention_again),
 };
 
 }  // namespace

@@ -90,7 +90,7 @@ class PackedOps:
         rows, width = weight.shape
         if x.shape[-1] != width:
             return None  # the reference says what is wrong
-        flat = _as_rows(x)
+        flat = as_rows(x)
         out = x.new_empty(*x.shape[:-1], rows)
         self._plain(
             out.data_ptr(), flat.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(),
@@ -118,10 +118,11 @@ def _readable(x: Tensor, weight: Tensor) -> Tensor:
     width = x.shape[-1]
     if x.dtype is not weight.dtype or weight.shape[-1] != LANES * padded(width, x.dtype):
         raise ValueError(f"x of {x.dtype} and width {width} does not fit a weight of {weight.dtype}")
-    return _as_rows(x)
+    return as_rows(x)
 
 
-def _as_rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
+    """Return x as rows that the library can read: numbers one after the other, of pairs whole ones."""
     width = x.shape[-1]
     flat = x if x.dim() == 2 else x.reshape(-1, width)
     if width % 2 and x.dtype in PAIRS:

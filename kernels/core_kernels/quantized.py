@@ -19,21 +19,44 @@ LARGEST_GROUP: Final = 256
 """Sums of a group must fit 32 bits."""
 
 
+FOUR_BIT_FLOATS: Final = (0, 1, 2, 3, 4, 6, 8, 12)
+"""What codes of four-bit floats (E2M1) stand for, twice as large; all of them with either sign."""
+FLOAT_CODE: Final = 12
+"""The number by which the library knows those; it knows integers by their bits."""
+
+
 class QuantizedOps:
     """Bound to a loaded library; the same calls as `PackedOps`. Safe to call from several threads.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
-    bfloat16 or float16. Weights that are rounded here have bfloat16.
+    bfloat16 or float16. `has_zeros`: each group has a zero point as well. `is_float`: codes are four-bit floats, twice as
+    large. Weights that are rounded here are integers with scales in bfloat16 and without zero points.
     """
 
-    def __init__(self, library: ctypes.CDLL, bits: int, group: int, scales: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        bits: int,
+        group: int,
+        scales: torch.dtype = torch.bfloat16,
+        *,
+        has_zeros: bool = False,
+        is_float: bool = False,
+    ) -> None:
         if bits not in (4, 8) or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"bits are 4 or 8, groups multiples of {FILLED} up to {LARGEST_GROUP}"
             raise ValueError(f"{bits} bits in groups of {group}: {allowed}")
+        if is_float and (bits != 4 or has_zeros):
+            raise ValueError(
+                f"floats of {bits} bits{' with zero points' * has_zeros}: kept are those of 4 bits without"
+            )
         self.bits: Final = bits
         self.group: Final = group
         self.scales: Final = scales
-        self._halves: Final = int(scales == torch.float16)
+        self.has_zeros: Final = has_zeros
+        self.is_float: Final = is_float
+        self._code: Final = FLOAT_CODE if is_float else bits
+        self._facts: Final = (self._code, group, int(scales == torch.float16), int(has_zeros))
         self._pages: Final = LargePages(library)
         self._pack: Final = library.core_quantize
         self._place: Final = library.core_quantized_place
@@ -41,28 +64,36 @@ class QuantizedOps:
         self._linear: Final = library.core_quantized_linear
         self._grouped: Final = library.core_quantized_grouped
 
+    def row_bytes(self, width: int) -> int:
+        """Return how many bytes a row takes, its scales and zero points included."""
+        return row_bytes(width, self.bits, self.group, 4 if self.has_zeros else 2)
+
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """Return memory for a weight [rows, width], or for `count` of them; numbers of any dtype are kept alike."""
         del dtype
-        tiles, across = -(-rows // LANES), LANES * row_bytes(width, self.bits, self.group)
+        tiles, across = -(-rows // LANES), LANES * self.row_bytes(width)
         shape = (tiles, across) if count is None else (count, tiles, across)
         return self._pages.take((1 if count is None else count) * tiles * across).view(shape)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
         """Round a plain [n, width], with any strides, to rows from `first` on of a weight of so many rows."""
         self._fits(weight, tensor.shape[1])
+        if self.has_zeros or self.is_float or self.scales != torch.bfloat16:
+            raise ValueError("plain weights are rounded to integers without zero points and with scales in bfloat16")
         if weight.is_meta:  # of a model that is only planned
             return
         tensor = tensor if tensor.dtype in DTYPES else tensor.float()
         self._pack(
             weight.data_ptr(), tensor.data_ptr(), first, *tensor.shape, *tensor.stride(), rows,
-            self.bits, self.group, DTYPES[tensor.dtype],
+            self._code, self.group, DTYPES[tensor.dtype],
         )  # fmt: skip
 
-    def place(self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor) -> None:
-        """Fill rows from `first` on with int8 codes [n, width] and scales [n, groups].
+    def place(
+        self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None
+    ) -> None:
+        """Fill rows from `first` on with int8 codes [n, width], and scales [n, groups], and int16 zero points of that shape.
 
-        Of four bits, codes are -8 to 7.
+        Of four bits, codes are -8 to 7, or, of floats, `FOUR_BIT_FLOATS`. A number is (code - zero) * scale.
         """
         count, width = codes.shape
         self._fits(weight, width)
@@ -70,12 +101,17 @@ class QuantizedOps:
             raise ValueError(
                 f"codes of {codes.dtype} {list(codes.shape)} with scales {list(scales.shape)} in groups of {self.group}"
             )
+        if (zeros is not None) != self.has_zeros or (zeros is not None and zeros.shape != scales.shape):
+            found = "none" if zeros is None else list(zeros.shape)
+            raise ValueError(f"zero points: {found}; the weight has {list(scales.shape) if self.has_zeros else 'none'}")
         if weight.is_meta:
             return
         codes, scales = codes.contiguous(), scales.to(self.scales).contiguous()
+        zeros = None if zeros is None else zeros.short().contiguous()
+        code, group, halves, _ = self._facts
         self._place(
-            weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), first, count, width, codes.stride(0), rows,
-            self.bits, self.group, self._halves,
+            weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), None if zeros is None else zeros.data_ptr(),
+            first, count, width, codes.stride(0), rows, code, group, halves,
         )  # fmt: skip
 
     def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -85,18 +121,21 @@ class QuantizedOps:
         out = torch.empty(len(ids), width, dtype=dtype)
         if self._unpack(
             out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows,
-            self.bits, self.group, self._halves, DTYPES[dtype],
+            *self._facts, DTYPES[dtype],
         ):  # fmt: skip
             raise IndexError(f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}")
         return out
 
-    def linear(self, x: Tensor, weight: Tensor, rows: int) -> Tensor:
-        """Return x @ weight.T, [..., rows]."""
+    def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
+        """Return x @ weight.T, [..., rows].
+
+        `order` int32, contiguous: the number of x for each column of the weight, as many as there are.
+        """
         flat, width = self._rows_of(x, weight), x.shape[-1]
         out = x.new_empty(*x.shape[:-1], rows)
         self._linear(
-            out.data_ptr(), flat.data_ptr(), weight.data_ptr(), flat.shape[0], rows, width, flat.stride(0),
-            self.bits, self.group, self._halves, DTYPES[x.dtype],
+            out.data_ptr(), flat.data_ptr(), weight.data_ptr(), None if order is None else order.data_ptr(),
+            flat.shape[0], rows, width, flat.stride(0), *self._facts, DTYPES[x.dtype],
         )  # fmt: skip
         return out
 
@@ -110,7 +149,7 @@ class QuantizedOps:
         out = x.new_empty(len(x), rows)
         self._grouped(
             out.data_ptr(), flat.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), rows, x.shape[-1],
-            flat.stride(0), self.bits, self.group, self._halves, DTYPES[x.dtype],
+            flat.stride(0), *self._facts, DTYPES[x.dtype],
         )  # fmt: skip
         return out
 
@@ -122,12 +161,12 @@ class QuantizedOps:
         return flat if flat.stride(1) == 1 or width < 2 else flat.contiguous()
 
     def _fits(self, weight: Tensor, width: int) -> None:
-        if weight.shape[-1] != LANES * row_bytes(width, self.bits, self.group):
+        if weight.shape[-1] != LANES * self.row_bytes(width):
             raise ValueError(
                 f"numbers of width {width} do not fit a weight of {self.bits} bits with {weight.shape[-1]} bytes"
             )
 
 
-def row_bytes(width: int, bits: int, group: int) -> int:
-    """Return how many bytes a row takes, its scales included."""
-    return 2 * -(-width // group) + -(-width // FILLED) * FILLED * bits // 8
+def row_bytes(width: int, bits: int, group: int, group_bytes: int = 2) -> int:
+    """Return how many bytes a row takes, with so many for each group beside its codes."""
+    return group_bytes * -(-width // group) + -(-width // FILLED) * FILLED * bits // 8

@@ -6,7 +6,6 @@ What a model says is as hostile as what a client sends, since the client tells i
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import time
 from collections.abc import Iterator
@@ -59,15 +58,6 @@ def work_s(form: Any, kind: str, text: str) -> float:
     started = time.thread_time()
     reader.read((text[at : at + 100], ()) for at in range(0, len(text), 100))
     return time.thread_time() - started
-
-
-@pytest.fixture
-def no_garbage_is_collected() -> Iterator[None]:
-    """Collecting takes time that is not the parser's."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("no_garbage_is_collected")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from core import AsyncLLM, SamplingParams
 from core.errors import EngineDead, EngineError
@@ -23,8 +24,6 @@ from core.testing.checkpoints import make_checkpoint
 from core.types import RequestOutput, RequestOutputKind
 
 DELTA = RequestOutputKind.DELTA
-PATIENCE_S = 600.0
-"""Longest wait for what has to come; on a machine busy with others everything does, late."""
 POISON = '''
 """A processor that ends its process the way a request asks for."""
 import os
@@ -184,8 +183,15 @@ def test_killed_at_random_moments_every_stream_completes_with_its_tokens(
         asyncio.run(main(engine))
 
 
-@pytest.mark.parametrize("way", ["exit", "kill"])
-@pytest.mark.parametrize("at_token", [0, 5])
+@pytest.mark.parametrize(
+    ("way", "at_token"),
+    [
+        ("exit", 5),
+        ("kill", 0),
+        pytest.param("exit", 0, marks=pytest.mark.slow),
+        pytest.param("kill", 5, marks=pytest.mark.slow),
+    ],
+)
 def test_who_kills_the_engine_is_failed_by_name_and_the_others_complete(
     llama: str, tmp_path: Path, way: str, at_token: int
 ) -> None:
@@ -352,5 +358,5 @@ def test_a_request_that_takes_too_long_is_ended(llama: str) -> None:
         await until(lambda: engine.health()["running"] == 0)
         assert len(engine._outputs) == 0
 
-    with running(llama, request_timeout=0.2) as engine:
+    with running(llama, request_timeout=0.02) as engine:
         asyncio.run(main(engine))

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
+from served import COLD
 
 from core.cli.main import main
 
@@ -33,7 +35,7 @@ def words(text: str) -> list[str]:
 def url() -> Iterator[str]:
     flags = "--port 0 --max-model-len 4096 --api-key sesame --log-level error --disable-uvicorn-access-log"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *flags.split()],
+        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *COLD, *flags.split()],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -41,7 +43,7 @@ def url() -> Iterator[str]:
     assert process.stdout is not None
     yield process.stdout.readline().split()[-1]
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
     process.stdout.close()
 
 
@@ -169,7 +171,7 @@ def server(answer: Callable[[int], bytes]) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(PATIENCE_S)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -244,16 +246,17 @@ def test_a_server_that_comes_up_late_is_waited_for(tmp_path: Path) -> None:
         port = found.getsockname()[1]
     flags = words("--scripted-max-model-len 512 --log-level error --disable-uvicorn-access-log")
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", str(port), *flags],
+        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", str(port), *COLD, *flags],
         stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        argv = ["--port", str(port), "--ready-check-timeout-sec", "60", "--num-prompts", "2", "--input-len", "5"]
-        assert main(["bench", "serve", *argv, "--output-len", "5"]) == 0
+        sizes = words("--num-prompts 2 --input-len 5 --output-len 5")
+        patience = ["--ready-check-timeout-sec", f"{PATIENCE_S:g}"]
+        assert main(["bench", "serve", "--port", str(port), *patience, *sizes]) == 0
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_the_client_takes_more_chunks_than_a_server_sends(tmp_path: Path) -> None:

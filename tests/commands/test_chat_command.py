@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
+from served import COLD
 
 from core.cli.main import main
 
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
-DEADLINE_S = 60
 ENOUGH_SLEEP = 5
 """Looks in a row, 10 ms apart, that find the program asleep."""
 
@@ -34,7 +35,7 @@ def url() -> Iterator[str]:
     """A server of the scripted model, which answers with what it is told, at once."""
     flags = "--port 0 --max-model-len 4096 --api-key sesame --log-level error"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *flags.split()],
+        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", *COLD, *flags.split()],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -42,7 +43,7 @@ def url() -> Iterator[str]:
     assert process.stdout is not None
     yield process.stdout.readline().split()[-1] + "/v1"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
     process.stdout.close()
 
 
@@ -212,7 +213,7 @@ class Terminal:
 
     def wait_for(self, text: str, after: int = 0) -> int:
         """Return where the text ends on the screen."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while text not in self.shown[after:]:
             ready, _, _ = select.select([self._fd], [], [], deadline - time.monotonic())
             assert ready, f"{text!r} did not come, but {self.shown[after:]!r}"
@@ -221,7 +222,7 @@ class Terminal:
 
     def wait_until_it_listens(self) -> None:
         """Return when the program sleeps: an interrupt between its prompt and its reading waits for the next key."""
-        stat, seen, deadline = Path(f"/proc/{self.pid}/stat"), 0, time.monotonic() + DEADLINE_S
+        stat, seen, deadline = Path(f"/proc/{self.pid}/stat"), 0, time.monotonic() + PATIENCE_S
         while seen < ENOUGH_SLEEP:
             assert time.monotonic() < deadline, "the program never waits for a key"
             seen = seen + 1 if stat.read_text().rpartition(") ")[2].startswith("S") else 0
@@ -244,7 +245,7 @@ def test_interrupt_ends_the_answer_and_end_of_input_the_program(odd: Start) -> N
     terminal.type("hello\n")
     at = terminal.wait_for("begun", at)
     terminal.type("\x03")
-    assert Odd.left.wait(DEADLINE_S), "the server was not told that nobody listens"
+    assert Odd.left.wait(PATIENCE_S), "the server was not told that nobody listens"
     at = terminal.wait_for("> ", at)
     terminal.wait_until_it_listens()
     terminal.type("\x03")  # nothing is being said: the line is given up

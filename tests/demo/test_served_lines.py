@@ -14,9 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
-PATIENCE_S = 600.0
-"""Longest wait for what has to come; on a machine busy with others everything does, late."""
 ROOT = Path(__file__).parents[2]
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core import LLM, SamplingParams
@@ -198,7 +199,7 @@ def test_transformers_and_the_engine_read_what_training_wrote(trained):
 @pytest.mark.slow
 def test_the_smoke_run_takes_a_minute_and_learns(tmp_path):
     command = [sys.executable, "-m", "examples.demo_model.train", "--smoke", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     losses = [float(part.split(",")[0]) for part in done.stderr.split("loss=")[1:]]
     assert losses[-1] < losses[0] / 2

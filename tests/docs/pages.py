@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from patience import PATIENCE_S
+
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
 BLOCK: Final = re.compile(r"^```([\w-]+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DONE: Final = "-- done --"
-PATIENCE_S: Final = 120.0
-"""For one command of a session."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str | None, str]]:

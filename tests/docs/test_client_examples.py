@@ -10,7 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 from pages import ROOT
-from served import COLD, PATIENCE_S, served
+from patience import PATIENCE_S
+from served import COLD, served
 
 FOLDER = ROOT / "examples" / "clients"
 NEEDS = {

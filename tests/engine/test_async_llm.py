@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from core import AsyncLLM, SamplingParams
 from core.engine.thread_client import ThreadClient
@@ -19,16 +20,32 @@ from core.types import RequestOutput, RequestOutputKind
 LONG = "a text that is tokenized in a thread " * 400
 
 
-@pytest.fixture(params=["sync", "async", "apart"])
-def engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
-    engine = AsyncLLM(
+KINDS = ["sync", "async", "apart"]
+
+
+def open_engine(kind: str) -> AsyncLLM:
+    return AsyncLLM(
         "scripted:",
         max_model_len=256,
         num_gpu_blocks_override=300,
         block_size=4,
-        async_scheduling=request.param == "async",
-        disable_frontend_multiprocessing=request.param != "apart",
+        async_scheduling=kind == "async",
+        disable_frontend_multiprocessing=kind != "apart",
+        structured_outputs_config={"warm_up": False},
     )
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
+    """One for all tests that leave nothing in it."""
+    engine = open_engine(request.param)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture(params=KINDS)
+def new_engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
+    engine = open_engine(request.param)
     yield engine
     engine.shutdown()
 
@@ -42,10 +59,9 @@ async def last(engine: AsyncLLM, prompt: Any, request_id: str, **params: Any) ->
 
 
 async def assert_nothing_left(engine: AsyncLLM) -> None:
-    for _ in range(1000):
-        if not (engine._last.num_running or engine._last.num_waiting):
-            break
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(PATIENCE_S):
+        while engine._last.num_running or engine._last.num_waiting:
+            await asyncio.sleep(0.005)
     assert (engine._last.num_running, engine._last.num_waiting, engine._last.kv_usage) == (0, 0, 0)
     if isinstance(engine._client, ThreadClient):
         engine._client._core.scheduler.check()
@@ -88,7 +104,7 @@ def test_cancelled_aborted_and_abandoned_requests_leave_nothing(engine: AsyncLLM
 def test_of_two_requests_with_one_id_one_is_refused(engine: AsyncLLM) -> None:
     async def main() -> None:
         runs = [last(engine, LONG, "same", truncate_prompt_tokens=20, max_tokens=3) for _ in range(3)]
-        results = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 20)
+        results = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), PATIENCE_S)
         assert [isinstance(result, RequestOutput) for result in results].count(True) == 1
         assert [isinstance(result, InvalidRequest) for result in results].count(True) == 2
         await assert_nothing_left(engine)
@@ -113,39 +129,39 @@ def test_a_second_event_loop_is_refused_while_the_first_is_in_use(engine: AsyncL
         await asyncio.to_thread(thread.join)
         if not isinstance(said[0], RequestOutput):  # else `mine` had ended before
             assert "one event loop" in said[0]
-        assert (await asyncio.wait_for(task, 20)).outputs[0].text == "mine " * 20
+        assert (await asyncio.wait_for(task, PATIENCE_S)).outputs[0].text == "mine " * 20
 
     asyncio.run(main())
     assert asyncio.run(last(engine, "later", "later")).outputs[0].text == "later"
 
 
-def test_open_and_later_requests_end_with_the_engine(engine: AsyncLLM) -> None:
+def test_open_and_later_requests_end_with_the_engine(new_engine: AsyncLLM) -> None:
     async def main() -> None:
-        task = asyncio.ensure_future(last(engine, "x" * 100, "open", ignore_eos=True))
+        task = asyncio.ensure_future(last(new_engine, "x" * 100, "open", ignore_eos=True))
         await asyncio.sleep(0.01)
-        engine.shutdown()
-        engine.shutdown()
-        for work in (task, last(engine, "x", "later"), engine.reset_prefix_cache()):
+        new_engine.shutdown()
+        new_engine.shutdown()
+        for work in (task, last(new_engine, "x", "later"), new_engine.reset_prefix_cache()):
             with pytest.raises(EngineDead):
-                await asyncio.wait_for(work, 20)
-        assert len(engine._outputs) == 0
+                await asyncio.wait_for(work, PATIENCE_S)
+        assert len(new_engine._outputs) == 0
 
     asyncio.run(main())
 
 
-def test_every_request_is_measured_once(engine: AsyncLLM) -> None:
+def test_every_request_is_measured_once(new_engine: AsyncLLM) -> None:
     async def main() -> None:
-        await last(engine, "abcdef", "stopped", stop=["d"])
-        await last(engine, "abcdef", "cut", max_tokens=2)
-        async for _ in engine.generate("x" * 50, SamplingParams(max_tokens=100, ignore_eos=True), "left"):
+        await last(new_engine, "abcdef", "stopped", stop=["d"])
+        await last(new_engine, "abcdef", "cut", max_tokens=2)
+        async for _ in new_engine.generate("x" * 50, SamplingParams(max_tokens=100, ignore_eos=True), "left"):
             break
         with pytest.raises(InvalidRequest):
-            await last(engine, "x" * 500, "refused")
-        await assert_nothing_left(engine)
+            await last(new_engine, "x" * 500, "refused")
+        await assert_nothing_left(new_engine)
 
     asyncio.run(main())
-    sink: Any = next(guarded.sink for guarded in engine.sinks.guarded if guarded.name == "prometheus")
-    lines = sink.expose(engine.health())[0].decode().splitlines()
+    sink: Any = next(guarded.sink for guarded in new_engine.sinks.guarded if guarded.name == "prometheus")
+    lines = sink.expose(new_engine.health())[0].decode().splitlines()
     counts = {line.split('"')[3]: line.split()[-1] for line in lines if line.startswith("engine_request_success_total")}
     assert counts == {"stop": "1.0", "length": "1.0", "abort": "1.0", "error": "0.0"}
     assert 'engine_num_requests_running{engine="0",model_name="scripted:"} 0.0' in lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 
 import pytest
+from patience import PATIENCE_S
 
 from core import LLM, AsyncLLM, SamplingParams
 from core.engine.core import GATHER_MOST_S, GATHER_SHARE, EngineCore
@@ -78,7 +79,7 @@ def test_requests_that_come_one_after_the_other_are_begun_in_one_step(monkeypatc
     try:
         engine._client._core.starting = began.put
         for name in "abc":
-            engine._client.add([request(name, 8)]).result(timeout=60)
-        assert began.get(timeout=60) == ["a", "b", "c"]
+            engine._client.add([request(name, 8)]).result(timeout=PATIENCE_S)
+        assert began.get(timeout=PATIENCE_S) == ["a", "b", "c"]
     finally:
         engine.shutdown()

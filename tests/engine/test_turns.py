@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from patience import PATIENCE_S
 
 from core.text.turns import Turns
 
@@ -32,7 +33,7 @@ class Work:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not true():
             await asyncio.sleep(0.001)
 
@@ -96,7 +97,7 @@ def test_no_thread_is_lost_whenever_clients_leave(seed: int) -> None:
                     await asyncio.sleep(0)
                 task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.gather(*(turns.run(lambda stopped: 1) for _ in range(10))) == [1] * 10
         await until(lambda: turns._places._free == 2)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from faulty import TRIGGER
+from patience import PATIENCE_S
 
 from builtin_plugins.executors.mp import executor as mp
 from builtin_plugins.scheduling_policies.fcfs import FirstCome
@@ -99,9 +100,10 @@ def truth(architecture: str, folder: Path) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("architecture", "tensor", "pipeline", "settings"),
     [
-        ("LlamaForCausalLM", 2, 1, {"async_scheduling": True}),
-        ("LlamaForCausalLM", 2, 2, {}),
+        ("LlamaForCausalLM", 2, 2, {"async_scheduling": True}),
         ("MixtralForCausalLM", 1, 2, {"async_scheduling": True, "max_num_batched_tokens": 16}),
+        pytest.param("LlamaForCausalLM", 2, 1, {"async_scheduling": True}, marks=pytest.mark.slow),
+        pytest.param("LlamaForCausalLM", 2, 2, {}, marks=pytest.mark.slow),
         pytest.param("LlamaForCausalLM", 1, 2, {"async_scheduling": True}, marks=pytest.mark.slow),
         pytest.param("MixtralForCausalLM", 2, 1, {"max_num_batched_tokens": 16}, marks=pytest.mark.slow),
         pytest.param("MixtralForCausalLM", 2, 2, {}, marks=pytest.mark.slow),
@@ -135,7 +137,12 @@ def test_ranks_give_the_tokens_of_transformers_and_of_one_process(
     ("fault", "error", "said"),
     [
         ("worker 1:start:kill", ProcessKilled, ["'worker 1' (pid ", "SIGKILL", "stage: loading the plugins"]),
-        ("worker 0:start:exit", EngineDead, ["'worker 0' (pid ", "status 3", "stage: loading the plugins"]),
+        pytest.param(
+            "worker 0:start:exit",
+            EngineDead,
+            ["'worker 0' (pid ", "status 3", "stage: loading the plugins"],
+            marks=pytest.mark.slow,
+        ),
         ("worker 1:start:raise", PluginError, ["'worker 1'", "faulty", "broken on purpose"]),
     ],
 )
@@ -160,7 +167,14 @@ def test_a_damaged_checkpoint_is_the_same_error_as_in_one_process(llama: Path, t
         assert part in str(raised.value)
 
 
-@pytest.mark.parametrize("fault", ["worker 0:forward:kill", "worker 1:forward:exit", "worker 1:forward:freeze"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("worker 0:forward:kill", marks=pytest.mark.slow),
+        "worker 1:forward:exit",
+        "worker 1:forward:freeze",
+    ],
+)
 def test_a_rank_that_ends_in_a_step_ends_the_engine(fault: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT", fault)
     who, _, deed = fault.split(":")
@@ -227,7 +241,10 @@ def test_every_rank_is_heard_in_steps_outside_of_them_and_when_asked(
 PROGRAM = """
 import sys
 from core import LLM
-llm = LLM(sys.argv[1], dtype="float32", tensor_parallel_size=2, num_threads=1, log_level="error", max_model_len=64)
+llm = LLM(
+    sys.argv[1], dtype="float32", tensor_parallel_size=2, num_threads=1, log_level="error", max_model_len=64,
+    plugins=["no:structured_outputs"],  # its process is none of the ranks
+)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -245,7 +262,7 @@ def test_ranks_end_with_the_process_that_started_them(llama: Path) -> None:
         assert len(ranks) == 2
         engine.send_signal(signal.SIGKILL)
         engine.wait()
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while any(Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_bytes() for rank in ranks):
         assert time.monotonic() < until, "ranks live on without their engine"
         time.sleep(0.05)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from core_kernels.library import load_library
 from core_kernels.pages import LINE, LargePages
-from core_kernels.quantized import QuantizedOps
+from core_kernels.quantized import FOUR_BIT_FLOATS, QuantizedOps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,24 +73,65 @@ def test_all_instruction_sets_keep_and_multiply_alike(isa: str, bits: int) -> No
     torch.testing.assert_close(ops.linear(x, own, 70), product, rtol=1e-6, atol=1e-5)
 
 
+PLACED = {
+    "8 bits": {"bits": 8},
+    "8 bits with zeros": {"bits": 8, "has_zeros": True},
+    "4 bits": {"bits": 4},
+    "4 bits with zeros": {"bits": 4, "has_zeros": True},
+    "4 bits, floats": {"bits": 4, "is_float": True},
+}
+
+
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("bits", [8, 4])
-def test_integers_and_scales_that_are_placed_are_what_is_multiplied(isa: str, bits: int, scales: torch.dtype) -> None:
-    ops, top = QuantizedOps(LIBRARY, bits, 32, scales), 1 << (bits - 1)
+@pytest.mark.parametrize("name", PLACED)
+def test_codes_and_scales_that_are_placed_are_what_is_multiplied(isa: str, name: str, scales: torch.dtype) -> None:
+    ops = QuantizedOps(LIBRARY, group=32, scales=scales, **PLACED[name])  # type: ignore[arg-type]
+    top = 1 << (ops.bits - 1)
     for rows, width in ((7, 40), (65, 256), (130, 72)):
+        groups = (rows, -(-width // 32))
         codes = torch.randint(-top, top, (rows, width), dtype=torch.int8)
-        factors = torch.rand(rows, -(-width // 32)).to(scales)
+        if ops.is_float:
+            codes = torch.tensor(FOUR_BIT_FLOATS)[codes.abs().long() % 8].to(torch.int8) * codes.sign()
+        factors = torch.rand(groups).to(scales)
+        zeros = torch.randint(-top, top + 2, groups).short() if ops.has_zeros else None
         weight = ops.empty(rows + 3, width, torch.float32)
-        ops.pack(weight, rows + 3, 0, torch.zeros(3, width))
-        ops.place(weight, rows + 3, 3, codes, factors)
-        plain = codes.float() * factors.float().repeat_interleave(32, 1)[:, :width]
+        ops.place(weight, rows + 3, 3, codes, factors, zeros)
+        ops.place(weight, rows + 3, 0, codes[:3], factors[:3], None if zeros is None else zeros[:3])
+        off, own = (
+            0 if part is None else part.float().repeat_interleave(32, 1)[:, :width] for part in (zeros, factors)
+        )
+        plain = (codes.float() - off) * own
         assert torch.equal(ops.rows(weight, rows + 3, width, torch.arange(3, rows + 3)), plain)
         x = torch.randn(40, width)
         found, exact = ops.linear(x, weight, rows + 3)[:, 3:], x.double() @ plain.double().T
         assert ((found - exact).abs() <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)).all()
         assert torch.equal(ops.linear(x[5:6], weight, rows + 3)[0, 3:], found[5])
+        order = torch.randperm(width).int()
+        assert torch.equal(ops.linear(x, weight, rows + 3, order), ops.linear(x[:, order], weight, rows + 3))
     with pytest.raises(ValueError, match=r"codes of torch.int8 .* in groups of 32"):
-        ops.place(weight, rows + 3, 0, codes, factors[:, 1:])
+        ops.place(weight, rows + 3, 0, codes, factors[:, 1:], zeros)
+    with pytest.raises(ValueError, match="zero points: "):
+        ops.place(weight, rows + 3, 0, codes, factors, None if ops.has_zeros else torch.zeros(groups))
+
+
+def test_plain_weights_are_not_rounded_to_what_they_would_not_be(isa: str) -> None:
+    for ops in (QuantizedOps(LIBRARY, 4, 32, is_float=True), QuantizedOps(LIBRARY, 8, 32, has_zeros=True)):
+        with pytest.raises(ValueError, match="rounded to integers without zero points"):
+            ops.pack(ops.empty(16, 32, torch.float32), 16, 0, torch.zeros(16, 32))
+
+
+@pytest.mark.parametrize("name", ["8 bits with zeros", "4 bits with zeros", "4 bits, floats"])
+def test_groups_of_rows_multiply_by_their_own_codes(isa: str, name: str) -> None:
+    ops = QuantizedOps(LIBRARY, group=32, **PLACED[name])  # type: ignore[arg-type]
+    weights, choices = ops.empty(80, 64, torch.float32, 3), torch.tensor([2, 0, 2, 0, 0, 2, 2])
+    for weight in weights:
+        codes = torch.randint(-3, 4, (80, 64)).to(torch.int8)
+        zeros = torch.randint(-8, 9, (80, 2)).short() if ops.has_zeros else None
+        ops.place(weight, 80, 0, codes, torch.rand(80, 2), zeros)
+    x = torch.randn(7, 64).bfloat16()
+    found = ops.grouped(x, weights, 80, choices)
+    alone = [ops.linear(row[None], weights[index], 80) for row, index in zip(x, choices.sort().values, strict=True)]
+    assert torch.equal(found, torch.cat(alone))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -11,6 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from patience import PATIENCE_S
 
 from builtin_plugins.model_sources.huggingface.hub import is_hub_id
 from builtin_plugins.model_sources.huggingface.source import find
@@ -111,7 +112,7 @@ def test_finding_a_model_imports_neither_torch_nor_transformers(folder: Path) ->
         f"find({str(folder)!r}, EngineConfig()); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0
 
 
 # --- the hub ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from safetensors.torch import load_file
 
 from core.errors import ModelError
@@ -40,9 +41,9 @@ class ThreadGroup(ParallelGroup):
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         self._meeting.table[self.rank] = x.clone()
-        self._meeting.barrier.wait(60)
+        self._meeting.barrier.wait(PATIENCE_S)
         found = list(self._meeting.table)
-        self._meeting.barrier.wait(60)
+        self._meeting.barrier.wait(PATIENCE_S)
         return found
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

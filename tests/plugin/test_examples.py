@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served import COLD
 
 from core.cli.plugins.scaffold import write_package
 from core.plugin import KINDS
@@ -67,7 +68,7 @@ class Environment:
     @contextmanager
     def serving(self, *argv: str) -> Iterator[str]:
         """Run `engine serve` and yield its address."""
-        command = [str(self.python), "-c", ENGINE, "serve", "scripted:", "--port", "0", *argv]
+        command = [str(self.python), "-c", ENGINE, "serve", "scripted:", "--port", "0", *COLD, *argv]
         with subprocess.Popen(command, env=self.variables(), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from patience import PATIENCE_S
 
 from builtin_plugins.routes.pooling.routes import PoolingRoutes
 from builtin_plugins.servers.http.server import HttpServer
@@ -30,7 +31,7 @@ class Api:
 
     async def ask(self, path: str, method: str = "POST", **body: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.server.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=600) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
             return await client.request(method, path, json=body)
 
     def good(self, path: str, **body: Any) -> Any:

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from patience import PATIENCE_S
 from served import served
 
 Checkpoint = Callable[..., Path]
@@ -49,12 +50,12 @@ def test_cohere_is_answered_in_its_form(client: openai.OpenAI) -> None:
     """The fields that its client 7.3 sends, and reads."""
     address = str(client.base_url).removesuffix("/v1/")
     body = {"texts": TEXTS, "model": "bert", "input_type": "search_document", "embedding_types": ["float", "base64"]}
-    reply = httpx.post(f"{address}/v2/embed", json=body, timeout=600).json()
+    reply = httpx.post(f"{address}/v2/embed", json=body, timeout=PATIENCE_S).json()
     assert {"id", "embeddings", "texts", "meta"} <= reply.keys()
     found = [np.frombuffer(base64.b64decode(text), "<f4") for text in reply["embeddings"]["base64"]]
     np.testing.assert_allclose(found, reply["embeddings"]["float"], atol=1e-6)
     ranking = {"query": TEXTS[0], "documents": TEXTS, "model": "bert", "top_n": 2}
-    results = httpx.post(f"{address}/v2/rerank", json=ranking, timeout=600).json()["results"]
+    results = httpx.post(f"{address}/v2/rerank", json=ranking, timeout=PATIENCE_S).json()["results"]
     assert results[0]["index"] == 0
     assert results[0]["relevance_score"] == pytest.approx(1, abs=1e-5)
     assert len(results) == 2
@@ -66,6 +67,7 @@ def test_whatever_the_model_does_is_invoked(client: openai.OpenAI) -> None:
         ({"input": "a"}, "embedding"),
         ({"text_1": "a", "text_2": "b"}, "score"),
     ):
-        assert httpx.post(address, json=body, timeout=600).json()["data"][0]["object"] == kind
-    assert httpx.post(address, json={"query": "a", "documents": ["b"]}, timeout=600).json()["results"][0]["index"] == 0
-    assert "float" in httpx.post(address, json={"texts": ["a"]}, timeout=600).json()["embeddings"]
+        assert httpx.post(address, json=body, timeout=PATIENCE_S).json()["data"][0]["object"] == kind
+    ranked = httpx.post(address, json={"query": "a", "documents": ["b"]}, timeout=PATIENCE_S).json()
+    assert ranked["results"][0]["index"] == 0
+    assert "float" in httpx.post(address, json={"texts": ["a"]}, timeout=PATIENCE_S).json()["embeddings"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from patience import PATIENCE_S
 
 from core.config import EngineConfig
 from core.errors import ConfigError, EngineDead, EngineError, PluginError, ProcessKilled
@@ -23,14 +24,16 @@ from core.process.spawn import HOME, Child, memory_kills, thread_environment
 
 KINDS = Beat | Connected | Failed
 HERE = Path(__file__)
+FOLDERS = [str(HERE.parent), str(HERE.parents[1])]
+"""Of this file, and of what it imports."""
 
 
 def start(function: str, **fields: Any) -> Start:
-    defaults: dict[str, Any] = {"plan": make_plan(["none"]), "config": EngineConfig(), "sys_path": [str(HERE.parent)]}
+    defaults: dict[str, Any] = {"plan": make_plan(["none"]), "config": EngineConfig(), "sys_path": FOLDERS}
     return Start(**{**defaults, "target": f"{HERE.stem}:{function}", "process": "test", **fields})
 
 
-def heard(child: Child, most_s: float = 30.0) -> Any:
+def heard(child: Child, most_s: float = PATIENCE_S) -> Any:
     """The next message of the child, which is given time to start."""
     until_s = time.monotonic() + most_s
     while time.monotonic() < until_s:
@@ -129,7 +132,7 @@ def test_a_child_with_other_plugins_refuses_to_start():
 
 def test_a_child_of_another_installation_says_so():
     command = [sys.executable, "-P", "-m", "core.process.child", "nowhere", "/elsewhere/core", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert "/elsewhere/core" in done.stderr
     assert HOME in done.stderr

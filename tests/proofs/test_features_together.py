@@ -6,7 +6,6 @@ while one runs; two ranks split every layer.
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,9 @@ def test_one_engine_computes_prompts_and_another_goes_on(expected: Tokens, ahead
         takes.core.scheduler.check()
 
 
-@pytest.mark.parametrize(("ahead", "ranks"), list(product([False, True], [1, 2])))
+@pytest.mark.parametrize(
+    ("ahead", "ranks"), [(False, 1), (True, 1), (True, 2), pytest.param(False, 2, marks=pytest.mark.slow)]
+)
 def test_all_four_at_once(voiced: Tokens, ahead: bool, ranks: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "hand_folder": str(tmp_path),

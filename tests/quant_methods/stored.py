@@ -34,6 +34,7 @@ MODULES = {
     "DeepseekV3ForCausalLM": "deepseek:v3",
     "MixtralForCausalLM": "mixtral:spec",
     "Phi3ForCausalLM": "phi3:spec",
+    "GptOssForCausalLM": "gpt_oss:spec",
 }
 LINEAR = re.compile(r"layers\.\d+\..*(_proj|_proj_with_mqa|\.w[123])\.weight$")
 IDS = list(range(100, 133))

@@ -1,4 +1,4 @@
-"""Integers of stored formats are kept as they are by the C++ kernels: near the plain product, small, loaded again in part."""
+"""Numbers of stored formats are kept as they are by the C++ kernels: near the plain product, small, loaded again in part."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from core_kernels.library import load_library
 from builtin_plugins.quant_methods.awq.method import Awq
 from builtin_plugins.quant_methods.compressed_tensors.method import CompressedTensors
 from builtin_plugins.quant_methods.gptq.method import Gptq
-from builtin_plugins.quant_methods.packed.ints import PackedIntExperts, PackedInts, kept_group
+from builtin_plugins.quant_methods.packed.floats import PackedFloatExperts, PackedFloats
+from builtin_plugins.quant_methods.packed.groups import kept_group, repeated
+from builtin_plugins.quant_methods.packed.ints import PackedIntExperts, PackedInts
 from builtin_plugins.quant_methods.packed.method import make_method
 from core.errors import ModelError
 from core.quantization.keeping import PlainKeeper
 from core.quantization.method import StoredMethod
-from tests.quant_methods import test_awq, test_compressed_tensors, test_gptq
+from tests.quant_methods import test_awq, test_compressed_tensors, test_floats, test_gptq
 from tests.quant_methods.stored import Writer, assert_alike, checkpoint, packed, scores
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
@@ -44,7 +46,10 @@ CASES: dict[str, tuple[Writer, Any]] = {
     "gptq, 3 bits with zeros": gptq(3, 32, sym=False),
     "gptq, 2 bits": gptq(2, 16),
     "gptq, 8 bits in rows": gptq(8, -1),
+    "gptq, 8 bits with zeros": gptq(8, 32, sym=False),
+    "gptq, 4 bits with zeros and order": gptq(4, 16, sym=False, order=True),
     "awq": (test_awq.writer(16), lambda: Awq(test_awq.config(16))),
+    **{f"floats: {name}": test_floats.CASES[name] for name in ("fp8 in blocks", "fbgemm_fp8", "modelopt NVFP4")},
     "int8 in rows": (in_rows, lambda: CompressedTensors(test_compressed_tensors.config("int-quantized", ROWS))),
 }
 
@@ -72,8 +77,20 @@ def keepers(quant: StoredMethod) -> tuple[Any, Any]:
 def test_who_keeps_what() -> None:
     assert [type(keeper) for keeper in keepers(CASES["awq"][1]())] == [PackedInts, PackedIntExperts]
     assert [type(keeper) for keeper in keepers(CASES["gptq, 4 bits with order"][1]())] == [PackedInts, PlainKeeper]
-    assert [type(keeper) for keeper in keepers(gptq(8, 32, sym=False)[1]())] == [PlainKeeper, PlainKeeper]
+    assert [type(keeper) for keeper in keepers(gptq(8, 32, sym=False)[1]())] == [PackedInts, PackedIntExperts]
+    assert [type(keeper) for keeper in keepers(gptq(8, 12, sym=False)[1]())] == [PlainKeeper, PlainKeeper]
+    assert [type(keeper) for keeper in keepers(test_floats.fp8())] == [PackedFloats, PackedFloatExperts]
+    assert [type(keeper) for keeper in keepers(test_floats.modelopt("NVFP4"))] == [PackedFloats, PackedFloatExperts]
     assert [kept_group(size) for size in (-1, 32, 48, 12, 512, 1024)] == [128, 32, 48, 0, 256, 256]
+
+
+@pytest.mark.parametrize(
+    ("width", "of", "group", "groups"),
+    [(1280, 1024, 256, [0] * 4 + [1]), (300, 300, 128, [0] * 3), (96, 32, 32, [0, 1, 2])],
+)
+def test_a_group_of_a_format_may_be_several_of_the_kernels(width: int, of: int, group: int, groups: list[int]) -> None:
+    scales = torch.arange(-(-width // of)).expand(2, -1)
+    assert repeated(scales, width, of, group).tolist() == [groups, groups]
 
 
 def test_an_order_with_unequal_groups_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def calls_per_step(rows: int, extensions: list[Any]) -> int:
     return max(counted)
 
 
+@pytest.mark.usefixtures("no_garbage_is_collected")
 @pytest.mark.parametrize(
     "make",
     [list, lambda: [Watcher()], lambda: [Guesser(0)], lambda: [Guesser(4)]],

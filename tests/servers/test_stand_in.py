@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from builtin_plugins.servers.http.stand_in import answer
 
@@ -41,7 +42,10 @@ def standing_in(back_in_s: float = 3.0, **options: str) -> Iterator[tuple[int, s
 
 
 def test_requests_are_told_when_to_come_again_and_probes_that_all_is_well() -> None:
-    with standing_in(root_path="/here") as (port, process), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with (
+        standing_in(root_path="/here") as (port, process),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client,
+    ):
         for path in ("/livez", "/here/livez", "/livez?verbose=1"):
             assert client.get(path).json() == {"status": "alive"}
         refused = client.post("/v1/completions", content=b"x" * 3_000_000)
@@ -49,11 +53,11 @@ def test_requests_are_told_when_to_come_again_and_probes_that_all_is_well() -> N
         assert 1 <= int(refused.headers["retry-after"]) <= 3
         assert client.get("/readyz").status_code == 503
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_what_is_no_http_and_who_sends_nothing_harms_nobody() -> None:
-    with standing_in() as (port, _), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with standing_in() as (port, _), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         with socket.create_connection(("127.0.0.1", port)) as odd:
             odd.sendall(b"\0" * 70_000)
@@ -77,7 +81,7 @@ def test_it_speaks_tls_as_the_server_does(tmp_path: Path) -> None:
         pytest.skip("no openssl")
     options = {"ssl_certfile": os.fspath(certificate), "ssl_keyfile": os.fspath(key)}
     with standing_in(**options) as (port, _):
-        refused = httpx.get(f"https://127.0.0.1:{port}/v1/models", verify=_trusting())
+        refused = httpx.get(f"https://127.0.0.1:{port}/v1/models", verify=_trusting(), timeout=PATIENCE_S)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "restarting")
 
 

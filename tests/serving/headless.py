@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from patience import PATIENCE_S
+
 NAMES: Final = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
     *("chrome-headless-shell", "headless_shell", "microsoft-edge"),
@@ -31,7 +33,6 @@ FLAGS: Final = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-zygote", "--no-first-run"),
     *("--disable-background-networking", "--remote-debugging-pipe", "--hide-scrollbars", "about:blank"),
 )
-PATIENCE_S: Final = 120.0
 # The browser reads commands at descriptor 3 and answers at 4.
 LAUNCH: Final = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import PATIENCE_S, served
+from patience import PATIENCE_S
+from served import served
 
 PROVIDER = 'model_providers.local={{name="local",base_url="{url}/v1",wire_api="responses"}}'
 ASKED = "Make the file."

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from served import COLD, PATIENCE_S, served
+from patience import PATIENCE_S
+from served import COLD, served
 
 from core.testing.checkpoints import make_checkpoint
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 from starlette.types import Scope
-from test_limits import PATIENCE_S, Served, busy, open_gate, post, read_answer, until
+from test_limits import Served, busy, open_gate, post, read_answer, until
 
 from builtin_plugins.servers.http.connections import AcceptFaults
 from builtin_plugins.servers.http.door import Door
@@ -88,7 +89,7 @@ with Served() as served:
 """
     here = Path(__file__).parent
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(here), str(here.parents[1])],
+        [sys.executable, "-c", code, *map(str, (here, *here.parents[:2]))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

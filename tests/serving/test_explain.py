@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from builtin_plugins.routes.explain.ended import REMEMBERED, Ended
 from builtin_plugins.routes.explain.routes import ExplainRoutes
@@ -46,7 +47,7 @@ class Api:
 
     async def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=600) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
             return await client.request(method, path, **request)
 
     async def complete(self, name: str, **fields: Any) -> httpx.Response:

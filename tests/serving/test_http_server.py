@@ -9,6 +9,7 @@ import signal
 import socket
 
 import pytest
+from patience import PATIENCE_S
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 
@@ -315,7 +316,7 @@ def test_client_that_leaves_aborts_its_requests(api, stream, started):
             while len(api.engine.sampling) < 2:
                 await asyncio.sleep(0)
             gone.set()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, PATIENCE_S)
 
     asyncio.run(leave())
     assert len(api.engine.aborted) == 2

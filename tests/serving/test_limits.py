@@ -14,6 +14,7 @@ import time
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
@@ -22,8 +23,6 @@ from builtin_plugins.servers.http.server import HttpServer
 from core.api import ConfigError
 from core.config import EngineConfig
 from core.testing.echo_engine import EchoEngine
-
-PATIENCE_S = 20
 
 
 class Served:
@@ -65,7 +64,7 @@ class Served:
         return contextlib.closing(connection)
 
     def get(self, path, **more):
-        return httpx.get(f"{self.server.url}{path}", **more)
+        return httpx.get(f"{self.server.url}{path}", timeout=PATIENCE_S, **more)
 
     def complete(self, prompt="hello", **fields):
         return httpx.post(f"{self.server.url}/v1/completions", json={"prompt": prompt, **fields}, timeout=PATIENCE_S)

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.tokenize.routes import TokenizeRoutes
@@ -52,7 +53,7 @@ class Served:
     async def ask(self, path: str, **body: Any) -> httpx.Response:
         """Send one request."""
         transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=600) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
             return await client.post(path, json=body)
 
 
@@ -122,7 +123,7 @@ def test_nothing_is_read_for_whom_has_left(served, loop):
             scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
             scope |= {"root_path": "", "scheme": "http", "server": ("test", 80), "client": ("10.0.0.1", 1)}
             tasks.append(asyncio.create_task(served.app(scope, receive, send)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while reading._long.num_waiting < 8:
                 await asyncio.sleep(0.001)
             served.counting.read = 0

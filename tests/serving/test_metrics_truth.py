@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from core import AsyncLLM, SamplingParams
@@ -33,9 +34,14 @@ def engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
         num_gpu_blocks_override=300,
         block_size=4,
         disable_frontend_multiprocessing=request.param == "here",
+        structured_outputs_config={"warm_up": False},
     )
     yield engine
     engine.shutdown()
+
+
+ONCE_APART = pytest.mark.parametrize("engine", ["here", pytest.param("apart", marks=pytest.mark.slow)], indirect=True)
+"""For what is counted where the engine is; that its numbers cross to another process is seen in the other tests."""
 
 
 class Counts:
@@ -62,10 +68,9 @@ async def last(engine: AsyncLLM, prompt: str, name: str, **params: Any) -> Reque
 
 async def settled(engine: AsyncLLM) -> None:
     """Wait for the numbers of the last step."""
-    for _ in range(1000):
-        if not (engine._last.num_running or engine._last.num_waiting):
-            return
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(PATIENCE_S):
+        while engine._last.num_running or engine._last.num_waiting:
+            await asyncio.sleep(0.005)
 
 
 async def run_workload(engine: AsyncLLM) -> list[RequestOutput]:
@@ -117,6 +122,7 @@ def test_counts_are_what_clients_saw(engine: AsyncLLM) -> None:
     assert count("cache_config_info", block_size="4", num_gpu_blocks="300") == 1
 
 
+@ONCE_APART
 def test_positions_computed_are_counted_once(engine: AsyncLLM) -> None:
     """Without a cache, a sequence computes its prompt and all its tokens but the last."""
     prompts = ["abc", "defgh"]
@@ -152,7 +158,12 @@ def test_a_client_that_leaves_is_an_abort_with_the_tokens_it_got(engine: AsyncLL
 
 def test_preemptions_are_counted() -> None:
     engine = AsyncLLM(
-        "scripted:", max_model_len=64, num_gpu_blocks_override=20, block_size=4, disable_frontend_multiprocessing=True
+        "scripted:",
+        max_model_len=64,
+        num_gpu_blocks_override=20,
+        block_size=4,
+        disable_frontend_multiprocessing=True,
+        structured_outputs_config={"warm_up": False},
     )
 
     async def crowd() -> None:
@@ -167,7 +178,13 @@ def test_preemptions_are_counted() -> None:
 
 
 def test_a_restart_is_counted_and_no_token_twice() -> None:
-    engine = AsyncLLM("scripted:", max_model_len=256, block_size=4, scripted_tokens_per_second=200)
+    engine = AsyncLLM(
+        "scripted:",
+        max_model_len=256,
+        block_size=4,
+        scripted_tokens_per_second=200,
+        structured_outputs_config={"warm_up": False},
+    )
     text = "0123456789" * 10
 
     async def killed() -> RequestOutput:
@@ -176,7 +193,7 @@ def test_a_restart_is_counted_and_no_token_twice() -> None:
             await asyncio.sleep(0.01)
         client: Any = engine._client
         client._child.kill()
-        return await asyncio.wait_for(task, 60)
+        return await asyncio.wait_for(task, PATIENCE_S)
 
     try:
         output = asyncio.run(killed())
@@ -190,6 +207,7 @@ def test_a_restart_is_counted_and_no_token_twice() -> None:
         engine.shutdown()
 
 
+@ONCE_APART
 def test_a_failing_sink_is_counted(engine: AsyncLLM) -> None:
     class Broken:
         def step(self, stats: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from patience import PATIENCE_S
 from pydantic import BaseModel
-from served import COLD, PATIENCE_S, served
+from served import COLD, served
 
 CALL = '<think>It wants the weather.</think>Wait.\n<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}

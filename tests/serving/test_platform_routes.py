@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from builtin_plugins.routes.invocations.routes import InvocationRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
@@ -55,7 +56,7 @@ class Api:
 
     async def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=600) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
             return await client.request(method, path, **request)
 
     def post(self, path: str, **body: Any) -> httpx.Response:

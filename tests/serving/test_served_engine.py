@@ -13,20 +13,37 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import openai
 import pytest
+from patience import PATIENCE_S
+from served import COLD
 
 TEXT = "line\nline é 🦊 <|im_end|>"
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 USER = [{"role": "user", "content": TEXT}]
+get, post = partial(httpx.get, timeout=PATIENCE_S), partial(httpx.post, timeout=PATIENCE_S)
 
 
 def start(*flags, stderr=None):
     """Start a server on a free port; return the process and its URL."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", "0", "--max-model-len", "512", *flags],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            COMMAND,
+            "serve",
+            "scripted:",
+            "--port",
+            "0",
+            "--max-model-len",
+            "512",
+            *COLD,
+            *flags,
+        ],
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
@@ -42,9 +59,29 @@ def start(*flags, stderr=None):
 
 def stop(process):
     process.send_signal(signal.SIGTERM)
-    status = process.wait(30)
+    status = process.wait(PATIENCE_S)
     process.stdout.close()
     return status
+
+
+def wait_until_idle(url):
+    """Wait until the engine has nothing more to do."""
+    until_s = time.monotonic() + PATIENCE_S
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
+        while True:
+            health = http.get("/health").json()
+            if health["running"] == health["waiting"] == health["open_requests"] == 0:
+                return
+            assert time.monotonic() < until_s, health
+            time.sleep(0.01)
+
+
+def until_refused(url):
+    """Ask until an answer is a refusal: the signal has arrived."""
+    until_s = time.monotonic() + PATIENCE_S
+    while (reply := post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code != 503:
+        assert time.monotonic() < until_s
+    return reply
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +93,7 @@ def url():
 
 @pytest.fixture(scope="module")
 def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -128,7 +165,7 @@ def test_bad_request_beside_a_running_stream_leaves_it_alone(client, url, fields
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(neighbour)
-        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 4, **fields})
+        reply = post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 4, **fields})
         assert running.result() == "neighbour " * 12
     if param is None:
         assert reply.status_code in (200, 400)
@@ -139,26 +176,24 @@ def test_bad_request_beside_a_running_stream_leaves_it_alone(client, url, fields
 def test_leaving_clients_leave_nothing_behind(url):
     for _ in range(10):
         with httpx.stream(
-            "POST", f"{url}/v1/completions", json={"prompt": "x" * 200, "max_tokens": 250, "stream": True}
+            "POST",
+            f"{url}/v1/completions",
+            json={"prompt": "x" * 200, "max_tokens": 250, "stream": True},
+            timeout=PATIENCE_S,
         ) as reply:
             next(reply.iter_lines())
-    with httpx.Client(base_url=url) as http:
-        for _ in range(100):
-            health = http.get("/health").json()
-            if health["running"] == 0 and health["open_requests"] == 0:
-                break
-        assert (health["running"], health["open_requests"]) == (0, 0)
+    wait_until_idle(url)
 
 
 def test_metrics_count_tokens(url):
-    text = httpx.get(f"{url}/metrics").text
+    text = get(f"{url}/metrics").text
     counted = next(line for line in text.splitlines() if line.startswith("engine_generation_tokens_total"))
     assert float(counted.split()[-1]) > 0
 
 
 def test_tokenize_and_back(url):
-    tokens = httpx.post(f"{url}/tokenize", json={"messages": USER}).json()["tokens"]
-    assert TEXT.split("<")[0] in httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json()["prompt"]
+    tokens = post(f"{url}/tokenize", json={"messages": USER}).json()["tokens"]
+    assert TEXT.split("<")[0] in post(f"{url}/detokenize", json={"tokens": tokens}).json()["prompt"]
 
 
 def test_a_thousand_clients_that_leave_at_random_moments_leave_nothing(url):
@@ -170,7 +205,7 @@ def test_a_thousand_clients_that_leave_at_random_moments_leave_nothing(url):
         head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         )
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
             connection.sendall(f"{head}\r\n\r\n".encode() + body)
             if wait_s:
                 connection.settimeout(wait_s)
@@ -180,14 +215,8 @@ def test_a_thousand_clients_that_leave_at_random_moments_leave_nothing(url):
     with ThreadPoolExecutor(16) as pool:
         moments = [(draw.choice([0, 0.01, 0.05, 0.2]), draw.random() < 0.5) for _ in range(1000)]
         list(pool.map(lambda moment: leave(*moment), moments))
-    with httpx.Client(base_url=url) as http:
-        for _ in range(600):
-            health = http.get("/health").json()
-            if health["running"] == health["waiting"] == health["open_requests"] == 0:
-                break
-            time.sleep(0.05)
-        assert (health["running"], health["waiting"], health["open_requests"]) == (0, 0, 0)
-        lines = http.get("/metrics").text.splitlines()
+    wait_until_idle(url)
+    lines = get(f"{url}/metrics").text.splitlines()
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "requests_open"):
         assert next(line for line in lines if line.startswith(f"engine_{name}{{")).endswith(" 0.0")
 
@@ -198,7 +227,7 @@ def test_sigterm_lets_a_hundred_open_streams_finish():
 
     def stream(begun):
         body = {"prompt": text, "max_tokens": 100, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
             lines = reply.iter_lines()
             first = next(lines)
             begun.release()
@@ -208,28 +237,25 @@ def test_sigterm_lets_a_hundred_open_streams_finish():
     with ThreadPoolExecutor(100) as pool:
         streams = [pool.submit(stream, begun) for _ in range(100)]
         for _ in streams:
-            assert begun.acquire(timeout=30)
+            assert begun.acquire(timeout=PATIENCE_S)
         process.send_signal(signal.SIGTERM)
-        for _ in range(1000):  # until the signal has arrived
-            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
-            if refused.status_code == 503:
-                break
+        refused = until_refused(url)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        ready, health = httpx.get(f"{url}/readyz"), httpx.get(f"{url}/health")
+        ready, health = get(f"{url}/readyz"), get(f"{url}/health")
         assert (ready.status_code, ready.json()["status"]) == (503, "draining")
         assert (health.status_code, health.json()["open_requests"]) == (200, 100)
         texts = [_text(done.result()) for done in streams]
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
     process.stdout.close()
     assert texts == [text] * 100
 
 
 def test_logs_of_all_processes_are_json_when_asked():
     process, url = start("--log-format", "json", "--enable-log-requests", stderr=subprocess.PIPE)
-    httpx.post(f"{url}/v1/completions", json={"prompt": "a secret", "max_tokens": 3, "request_id": "mine"})
-    httpx.get(f"{url}/readyz")
+    post(f"{url}/v1/completions", json={"prompt": "a secret", "max_tokens": 3, "request_id": "mine"})
+    get(f"{url}/readyz")
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=PATIENCE_S)
     lines = [json.loads(line) for line in said.splitlines()]
     assert {"main", "engine"} <= {line["process"] for line in lines}
     assert any(line["logger"] == "uvicorn.access" for line in lines)
@@ -243,14 +269,11 @@ def test_logs_of_all_processes_are_json_when_asked():
 def test_new_requests_are_refused_while_open_ones_finish_and_the_second_signal_cuts_them():
     process, url = start("--scripted-tokens-per-second", "20")
     body = {"prompt": "0123456789" * 30, "max_tokens": 300, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
         lines = reply.iter_lines()
         next(lines)
         process.send_signal(signal.SIGTERM)
-        for _ in range(100):  # until the signal has arrived
-            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
-            if refused.status_code == 503:
-                break
+        refused = until_refused(url)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]

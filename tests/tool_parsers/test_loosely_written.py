@@ -56,7 +56,7 @@ def test_broken_calls_are_read_again_in_linear_time(name: str) -> None:
     reader = Reader(tools=form)
     for begin in form.markers[:2]:
         for unit in (f'{begin}{{"a": "', f"{begin}f(a='", f'{begin}<function=f><parameter=a>"'):
-            assert min(took(reader, unit, 32_000) / took(reader, unit, 4_000) for _ in range(3)) < 24, unit
+            assert any(took(reader, unit, 32_000) / took(reader, unit, 4_000) < 24 for _ in range(3)), unit
 
 
 def took(reader: Reader, unit: str, num_chars: int) -> float:

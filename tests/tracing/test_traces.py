@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.servers.http.server import HttpServer
@@ -67,7 +68,7 @@ class Traced:
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=600) as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
                 return await client.post(path, json=body, headers=headers)
 
         return asyncio.run(send())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 from slow_device import SlowDevice
 from step_driver import BLOCK, GREEDY, MAX_LEN, Driver, settings
 
@@ -54,12 +55,12 @@ def test_a_step_is_launched_before_its_predecessor_is_done() -> None:
 
     def wait(batch: Any) -> None:
         entered.release()
-        assert gate.wait(60), "nobody opens"
+        assert gate.wait(PATIENCE_S), "nobody opens"
 
     SlowDevice.wait = staticmethod(wait)
     uni = executor(ahead=True)
     uni.submit(first())
-    assert entered.acquire(timeout=60)  # the device is in step 0
+    assert entered.acquire(timeout=PATIENCE_S)  # the device is in step 0
     uni.submit(steady(1, [0, 1, 2, 3]))  # and the host has done its part of step 1
     inputs = uni.worker._batch._ends  # type: ignore[union-attr]
     assert inputs[:4].tolist() == [4, 4, 4, 4]

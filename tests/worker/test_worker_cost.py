@@ -84,6 +84,7 @@ def cost(kind: str, rows: int) -> tuple[int, int]:
     return operations.num, calls
 
 
+@pytest.mark.usefixtures("no_garbage_is_collected")
 @pytest.mark.parametrize("kind", ["greedy", "mixed"])
 def test_a_step_costs_as_much_for_many_rows_as_for_few(kind: str) -> None:
     few, many = cost(kind, 4), cost(kind, 64)

@@ -10,7 +10,7 @@ import torch
 from builtin_plugins.quant_methods.common.scales import Shared
 from core.api import ModelError, Part
 from core.quantization.formats import StoredFormat
-from core.quantization.layouts import ScaledFloats
+from core.quantization.layouts import Grouping, ScaledFloats
 from core.quantization.packing import four_bit_floats, powers_of_two, six_bit_floats
 
 EIGHT_BIT: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -38,6 +38,7 @@ class FloatsFormat(StoredFormat):
         self.suffixes: tuple[str, ...] = (weight, scale)
         self.optional_suffixes = tuple(optional.split())
         self.other_names = {other: scale} if other else {}
+        self.grouping = Grouping(8, shared.columns or -1, is_float=True)
         self.stored_bits = 8 + (32 / shared.columns if shared.columns and shared.rows == 1 else 0)
 
     def check(self, part: Part) -> None:
@@ -87,6 +88,7 @@ class PackedFloatsFormat(FloatsFormat):
         super().__init__(shared, weight=weight, scale=scale, optional=optional)
         self._bits, self._exponent_bits, self._whole, self._divides = bits, exponent_bits, whole, divides
         self.suffixes = (*self.suffixes, *([whole] if whole else []))
+        self.grouping = Grouping(bits, shared.columns or -1, is_float=True)
         self.stored_bits = bits + 8 / (shared.columns or 32)
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:

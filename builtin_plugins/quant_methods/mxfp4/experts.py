@@ -1,26 +1,26 @@
-"""Unpacks experts as they load: four-bit floats in blocks with a scale each. All else in such a checkpoint is plain."""
+"""Experts of four-bit floats in blocks with a scale each. All else in such a checkpoint is plain."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from core.api import ExpertsMethod, LinearMethod, ModelError, Part
-from core.nn.experts import PlainExperts
 from core.nn.linear import PlainLinear
-from core.nn.weights import fill
+from core.quantization.formats import StoredFormat
+from core.quantization.keeping import PlainKeeper, Unaided, keeper_of
+from core.quantization.layouts import Grouping, ScaledFloats
+from core.quantization.packing import four_bit_floats, powers_of_two
 
-FOUR_BIT: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the lower three bits of a number mean; the fourth is the sign."""
 BLOCK: Final = 32
 """Numbers that share a scale."""
 
 
 class Mxfp4:
-    """Decides that experts are unpacked, and that linear layers outside of them are stored as they are."""
+    """Decides that experts are stored so, and linear layers outside of them as they are."""
 
     name = "mxfp4"
     example_config: Final = {"quant_method": "mxfp4"}
@@ -31,6 +31,7 @@ class Mxfp4:
                 "--quantization mxfp4 reads checkpoints that are stored so, and this one's config.json says nothing of it; "
                 "weights are not made smaller here. Leave --quantization out."
             )
+        self._unaided = Unaided(self.name)
 
     def linear(self, prefix: str) -> LinearMethod:
         """Return a method for plain weights."""
@@ -40,22 +41,44 @@ class Mxfp4:
     def experts(self, prefix: str) -> ExpertsMethod:
         """Return a fresh method."""
         del prefix
-        return Mxfp4Experts()
+        return Mxfp4Experts(self._unaided)
 
 
-class Mxfp4Experts(PlainExperts):
+class Blocks(StoredFormat):
+    """What is known of the experts' numbers before any is read."""
+
+    grouping = Grouping(4, BLOCK, is_float=True)
+    stored_bits = 4 + 8 / BLOCK
+
+
+class Mxfp4Experts:
     """All experts' numbers and scales come in two tensors of each matrix, rows of gate and up in turn."""
 
     suffixes: tuple[str, ...] = ()
     endings: tuple[str, ...] = ("_blocks", "_scales")
 
-    def __init__(self) -> None:
+    def __init__(self, unaided: Unaided) -> None:
+        self._unaided = unaided
+        self._keeper: Any = None
         self._found: dict[str, dict[str, torch.Tensor]] = {"gate_up": {}, "down": {}}
+
+    def onto(self, plain: Callable[[], Any]) -> None:
+        """Take what makes the device's method for plain experts."""
+        self._plain = plain
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...]:
         """Return [experts, out, in / 32, 16] of bytes, or without the last of scales."""
         packed = (part.num_experts, part.out_features, part.in_features // BLOCK, BLOCK // 2)
         return packed if suffix == "_blocks" else packed[:3]
+
+    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+        """Register parameters for all experts, by whoever keeps such numbers on the device."""
+        whole = Part(pieces=(), columns_in=slice(0, hidden), out_features=width, in_features=hidden)
+        self._keeper = keeper_of(Blocks(), self._plain, whole)
+        self._keeper.create(layer, num_experts, width, hidden, dtype)
+        if isinstance(self._keeper, PlainKeeper):
+            for numbers in (width * hidden * 2, width * hidden):
+                self._unaided.add(num_experts * numbers, Blocks(), dtype)
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
         """Keep a tensor until its other is there; then unpack one expert at a time, so that few are in memory at once."""
@@ -64,10 +87,15 @@ class Mxfp4Experts(PlainExperts):
         if len(found) < len(self.endings):
             return
         blocks, scales = (found.pop(ending) for ending in self.endings)
-        weight, stored = layer.get_parameter(part.matrix).data, replace(part, transposed=False)
-        for index in range(part.num_experts):
-            for rows, own in stored.plain(unpack(blocks[index], scales[index])):
-                fill(weight[index, rows], own)
+        if blocks.is_meta:  # of a model that is only planned
+            return
+        self._unaided.say()
+        for expert in range(part.num_experts):
+            whole = unpack(blocks[expert], scales[expert])
+            values, own = part.columns(whole.values), part.columns(whole.scales, per=BLOCK)
+            for rows, target in part.pieces:
+                layout = ScaledFloats(values[rows], own[rows], BLOCK)
+                self._keeper.put(layer, target, layout, part.matrix, expert)
 
     def finish(self, layer: nn.Module) -> None:
         """Refuse numbers that came without their scales, or scales alone."""
@@ -76,16 +104,23 @@ class Mxfp4Experts(PlainExperts):
                 given = ", ".join(found)
                 found.clear()
                 raise ModelError(f"of the experts' {matrix}, {given} came alone; send blocks and scales together.")
+        if isinstance(self._keeper, PlainKeeper):
+            self._keeper.method.finish(layer)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return what the chosen experts give."""
+        out: torch.Tensor = self._keeper.apply(layer, x, shares, experts)
+        return out
+
+    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return each row's product with the matrix of its expert."""
+        out: torch.Tensor = self._keeper.product(layer, matrix, x, experts)
+        return out
 
 
-def unpack(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return [..., columns] bfloat16 of bytes [..., columns / 32, 16], two numbers each, and exponents of their scales.
+def unpack(blocks: torch.Tensor, scales: torch.Tensor) -> ScaledFloats:
+    """Return a weight [rows, columns] of bytes [rows, columns / 32, 16], two numbers each, and exponents of their scales.
 
-    Lower four bits first; every number is exact in bfloat16.
+    Lower four bits first.
     """
-    values = torch.tensor([*FOUR_BIT, *(-value for value in FOUR_BIT)], dtype=torch.bfloat16, device=blocks.device)
-    out = torch.empty(*blocks.shape[:-1], BLOCK, dtype=torch.bfloat16, device=blocks.device)
-    out[..., 0::2] = values[(blocks & 15).int()]
-    out[..., 1::2] = values[(blocks >> 4).int()]
-    exponents = scales.int() - 127
-    return torch.ldexp(out, exponents[..., None]).flatten(-2).to(torch.bfloat16)
+    return ScaledFloats(four_bit_floats(blocks.flatten(-2)), powers_of_two(scales), BLOCK)

@@ -7,4 +7,4 @@ from core.api import Entry, hookimpl
 def engine_quant_methods() -> list[Entry]:
     """Return the method."""
     target = "builtin_plugins.quant_methods.mxfp4.experts:Mxfp4"
-    return [Entry("mxfp4", target, "four-bit experts, unpacked to the model's dtype")]
+    return [Entry("mxfp4", target, "four-bit experts in blocks")]

@@ -9,8 +9,8 @@ from core_kernels.library import Library, load_library
 from core_kernels.packed import PackedOps
 from torch import nn
 
+from builtin_plugins.quant_methods.packed import floats, ints
 from builtin_plugins.quant_methods.packed.experts import PackedExperts
-from builtin_plugins.quant_methods.packed.ints import PackedIntExperts, PackedInts, ops_for
 from core.api import ExpertsMethod, LinearMethod, Part, QuantMethod
 from core.nn.linear import PlainWeights
 from core.nn.weights import refuse_integers
@@ -84,16 +84,19 @@ class PackedLinear:
 
 
 class KeepingLinear(PackedLinear):
-    """The same, which also knows who keeps integers as they are stored."""
+    """The same, which also knows who keeps numbers as they are stored."""
 
     def __init__(self, ops: PackedOps, library: Library) -> None:
         super().__init__(ops)
         self._library = library
 
-    def keeps(self, grouping: Grouping) -> PackedInts | None:
-        """Return a keeper of such integers; None: no kernel multiplies by them."""
-        make = ops_for(grouping, self._library)
-        return None if make is None else PackedInts(make)
+    def keeps(self, grouping: Grouping) -> ints.PackedInts | floats.PackedFloats | None:
+        """Return a keeper of such numbers; None: no kernel multiplies by them."""
+        if grouping.is_float:
+            of_floats = floats.ops_for(grouping, self._library)
+            return None if of_floats is None else floats.PackedFloats(of_floats)
+        of_ints = ints.ops_for(grouping, self._library)
+        return None if of_ints is None else ints.PackedInts(of_ints)
 
 
 class KeepingExperts(PackedExperts):
@@ -103,7 +106,10 @@ class KeepingExperts(PackedExperts):
         super().__init__(ops)
         self._library = library
 
-    def keeps(self, grouping: Grouping) -> PackedIntExperts | None:
-        """Return a keeper of such integers."""
-        make = ops_for(grouping, self._library)
-        return None if make is None or grouping.is_ordered else PackedIntExperts(make)
+    def keeps(self, grouping: Grouping) -> ints.PackedIntExperts | floats.PackedFloatExperts | None:
+        """Return a keeper of such numbers."""
+        if grouping.is_float:
+            of_floats = floats.ops_for(grouping, self._library)
+            return None if of_floats is None else floats.PackedFloatExperts(of_floats)
+        of_ints = None if grouping.is_ordered else ints.ops_for(grouping, self._library)
+        return None if of_ints is None else ints.PackedIntExperts(of_ints)

@@ -56,11 +56,11 @@ def _ratios(reader: Reader, unit: str, width: int) -> Iterator[float]:
     for scale in (1, 2, 4):
         lengths = (_CHARS * scale, _CHARS * scale * _TIMES_LONGER)
         short, long = (unit * (length // len(unit)) for length in lengths)
-        rounds = [(_took(reader, short, width), _took(reader, long, width)) for _ in range(3)]
-        ratio = min(took for _, took in rounds) / min(took for took, _ in rounds)
-        yield ratio
-        if ratio < _TIMES_SLOWER:
-            return
+        least = min(_took(reader, short, width) for _ in range(3))
+        for _ in range(3):
+            yield (ratio := _took(reader, long, width) / least)
+            if ratio < _TIMES_SLOWER:
+                return
 
 
 def _took(reader: Reader, text: str, width: int) -> float:

@@ -1,4 +1,5 @@
-// Numbers as integers: weights of eight or four bits, x of sixteen; and exact sums of their products.
+// Numbers as integers: weights of eight or four bits, x of sixteen; and exact sums of their products. Four-bit floats are
+// integers, too: twice as large they are 0, 1, 2, 3, 4, 6, 8 and 12.
 //
 // A word holds one column's integers of a step, as unsigned ones: of eight bits four inputs, of four bits eight, the first
 // four in the lower halves of its bytes. Sums of integers are the same in any order, so each instruction set, and each
@@ -6,6 +7,7 @@
 // needs the weights widened.
 #pragma once
 
+#include "quantized.h"
 #include "tiles.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -16,25 +18,62 @@ namespace {
 constexpr int64_t kInputsTogether = 8;  // rows are filled up to a multiple
 constexpr int kQuad = 4;                // inputs whose integers lie in one word of bytes
 
-template <int kBits>
-struct Codes {
-    static constexpr int kInputs = 32 / kBits;       // of a step
-    static constexpr int kZero = 1 << (kBits - 1);   // the unsigned integer that means zero
-    static constexpr float kLeast = kBits == 8 ? -127 : -8, kMost = kZero - 1;
+// The sixteen numbers of four-bit floats (E2M1), twice as large, above the least of them; by their codes, the sign first.
+alignas(16) constexpr uint8_t kFourBitFloats[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-    static Words quad(Words words, int at) { return kBits == 8 ? words : (words >> (4 * at)) & 0x0f0f0f0f; }
+// Of each byte of `codes`, which is below sixteen, that byte of the table.
+inline Words look_up(const uint8_t (&table)[16], Words codes) {
+#if defined(__AVX512BW__)
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+    return (Words)_mm512_shuffle_epi8(bytes, (__m512i)codes);
+#elif defined(__AVX2__)
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+    __m256i halves[2];
+    std::memcpy(halves, &codes, sizeof codes);
+    for (__m256i& half : halves) half = _mm256_shuffle_epi8(bytes, half);
+    std::memcpy(&codes, halves, sizeof codes);
+    return codes;
+#else
+    uint8_t bytes[sizeof codes];
+    std::memcpy(bytes, &codes, sizeof codes);
+    for (uint8_t& byte : bytes) byte = table[byte];
+    std::memcpy(&codes, bytes, sizeof codes);
+    return codes;
+#endif
+}
+
+// Numbers of one kind of code (quantized.h). What is kept is above zero; `code` takes and returns what it stands for.
+template <int kCode>
+struct Codes {
+    static constexpr int kBits = kCode == kInt8 ? 8 : 4;
+    static constexpr int kInputs = 32 / kBits;                                // of a step
+    static constexpr int kZero = kCode == kFloat4 ? 12 : 1 << (kBits - 1);    // the unsigned integer that means zero
+    static constexpr float kLeast = kBits == 8 ? -127 : -8, kMost = kZero - 1;  // that plain weights are rounded to
+
+    static Words quad(Words words, int at) {
+        if constexpr (kBits == 8) return words;
+        const Words codes = (words >> (4 * at)) & 0x0f0f0f0f;
+        return kCode == kFloat4 ? look_up(kFourBitFloats, codes) : codes;
+    }
 
     static uint32_t word(const int8_t* codes) {
         uint32_t bits = 0;
-        for (int i = 0; i < kInputs; ++i) bits |= static_cast<uint32_t>(codes[i] + kZero) << bit_of(i);
+        for (int i = 0; i < kInputs; ++i) bits |= static_cast<uint32_t>(kept(codes[i] + kZero)) << bit_of(i);
         return bits;
     }
-    static int code(uint32_t word, int64_t input) {
-        return static_cast<int>(word >> bit_of(input) & ((1u << kBits) - 1)) - kZero;
+    static int code(uint32_t word, int64_t input, int zero) {
+        const uint32_t own = word >> bit_of(input) & ((1u << kBits) - 1);
+        return static_cast<int>(kCode == kFloat4 ? kFourBitFloats[own] : own) - zero;
     }
 
 private:
     static constexpr int bit_of(int64_t input) { return static_cast<int>(8 * (input % kQuad) + 4 * (input / kQuad)); }
+    static int kept(int number) {
+        if (kCode != kFloat4) return number;
+        int code = 0;
+        while (code < 15 && kFourBitFloats[code] != number) ++code;
+        return code;
+    }
 };
 
 inline Words load_words(const void* from) {

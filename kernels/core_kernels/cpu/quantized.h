@@ -6,24 +6,32 @@
 
 #include "linear.h"
 
-// How a weight is kept: so many bits a number, and so many neighbours of a row, a multiple of eight, that share a scale.
+enum CodeKind : int32_t {
+    kInt4 = 4,
+    kInt8 = 8,
+    kFloat4 = 12,  // four-bit floats (E2M1), twice as large
+};
+
+// How a weight is kept: what its codes are, and how many neighbours of a row, a multiple of eight, share a scale.
 struct Rounding {
-    int64_t bits;  // 8 or 4
+    int64_t code;
     int64_t group;
     bool has_halves;  // scales are float16; else bfloat16
+    bool has_zeros;   // each group has a zero point
 };
 
 struct QuantizedOps {
-    // Rounds rows from `first` on of a weight that has `rows`; `dtype` is the source's.
+    // Rounds rows from `first` on of a weight of integers without zero points that has `rows`; `dtype` is the source's.
     void (*pack)(void* to, const void* from, int64_t first, Matrix source, int64_t rows, Rounding kept, int32_t dtype);
-    // The same for integers from -8 or -128 on, row_stride apart, with scales [source.rows, groups].
-    void (*place)(void* to, const int8_t* codes, const void* scales, int64_t first, Matrix source, int64_t rows,
-                  Rounding kept);
+    // The same for integers from -8 or -128 on, or what four-bit floats are, row_stride apart, with scales and, or null, zero
+    // points [source.rows, groups].
+    void (*place)(void* to, const int8_t* codes, const void* scales, const int16_t* zeros, int64_t first, Matrix source,
+                  int64_t rows, Rounding kept);
     // The rows `ids` of a weight [rows, width], plain.
     void (*unpack)(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                    Rounding kept, int32_t dtype);
-    // x and result are plain rows of `dtype`; there is no bias.
-    void (*product)(const Product& p, Rounding kept, int32_t dtype);
+    // x and result are plain rows of `dtype`; there is no bias. `order`, or null, names the number of x for each of a row.
+    void (*product)(const Product& p, const int32_t* order, Rounding kept, int32_t dtype);
     // As many weights as groups, one after the other: the first counts[0] rows of x are for the first, and so on.
     void (*grouped)(const Product& p, const int64_t* counts, int64_t groups, Rounding kept, int32_t dtype);
 };

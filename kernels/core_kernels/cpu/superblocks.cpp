@@ -1,46 +1,24 @@
 // Products with weights that are blocks of GGUF files; compiled once per instruction set.
 //
 // Panels are those of linear.cpp; what a block looks like in one is said in superblock_kinds.h. Of each 256 inputs a row of
-// x becomes integers of sixteen bits with a scale that is a power of two: of bfloat16 all but the smallest numbers are exact in
-// that. Sums of what shares a scale are exact, and are added in their order, so a result depends on its own row alone,
-// however many rows are computed beside it and by which instructions. With few rows codes are taken out of their words where
-// they are multiplied; with more, 256 inputs of a panel are opened for all of them, in the core's cache.
+// x becomes integers (integers.h). Sums of what shares a scale are exact, and are added in their order, so a result depends on
+// its own row alone, however many rows are computed beside it and by which instructions. With few rows codes are taken out of
+// their words where they are multiplied; with more, 256 inputs of a panel are opened for all of them, in the core's cache.
 #include "superblocks.h"
 
 #include <memory>
 
 #include "../variant.h"
-#include "buffer.h"
-#include "superblock_kinds.h"
-#include "superblock_rows.h"
+#include "superblock_panels.h"
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 384;            // rows of x that stay in a core's cache beside a panel
-constexpr int64_t kFetchAhead = 8192;           // bytes between what is read of a panel and what is fetched
-constexpr int64_t kRunBytes = 256 << 10;        // of the panels that a worker takes at once with few rows
-constexpr int kFewTogether = kMultipliesBytes ? 3 : kRows;  // rows of a block; a sum for each byte of x takes two registers
-constexpr int64_t kFewRows = 12;                // with more, products take longer than fetching and are shared out finely
+constexpr int64_t kFetchAhead = 8192;  // bytes between what is read of a panel and what is fetched
+// Rows of a block of a panel as it is kept. Each number of them is compiled for each kind of block, so there are few.
+constexpr int kFewTogether = kMultipliesBytes ? 3 : 1;
 // With more rows, panels are opened; as measured. Many scales make it dearer to go over a panel again and again.
 template <typename Kind>
-constexpr int64_t kUnopened = !kMultipliesBytes ? 12 : Kind::kGroup == kUnit ? 64 : 24;
-
-int64_t rounded_up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
-
-// Where things are in a weight [rows, width].
-template <typename Kind>
-struct Layout {
-    static constexpr int64_t kUnits = Kind::kInputs / kUnit;  // of a block
-    int64_t rows, width;
-
-    int64_t blocks() const { return width / Kind::kInputs; }
-    int64_t units() const { return width / kUnit; }
-    int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
-    int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
-    int64_t row_bytes() const { return blocks() * Kind::kBytes; }
-    int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
-    int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
-};
+constexpr int64_t kUnopened = !kMultipliesBytes ? kFewTogether : Kind::kGroup == kUnit ? 64 : 24;
 
 // --- packing and unpacking ----------------------------------------------------------------------------------
 
@@ -71,105 +49,34 @@ void pack(void* to, BlockRows source, int64_t first, int64_t rows) {
     });
 }
 
-// Reads a panel as it is kept.
-template <typename Kind>
-struct Stored {
-    static constexpr int64_t kGroup = Kind::kGroup, kUnits = Layout<Kind>::kUnits;
-    static constexpr bool kHasLeast = Kind::kHasLeast;
-    static constexpr int32_t kZero = Kind::kZero;
-    static constexpr bool kReadsBytes = kMultipliesBytes;
-    static constexpr int kTogether = kFewTogether;
-    static constexpr int kLines = Kind::kBytes / kUnits;  // that a unit of a whole panel takes
-
-    const uint8_t* panel;
-    int64_t columns;
-
-    Place place(int64_t unit, int64_t tile) const {
-        const uint8_t* block = panel + unit / kUnits * columns * Kind::kBytes;
-        const uint8_t* words = block + num_halves<Kind>() * columns * 2;
-        return {block + tile * kLanes * 2, words + tile * kLanes * 4, columns};
-    }
-    int32_t zero() const { return kZero; }
-    Words pairs(int64_t unit, int64_t tile, int i) const { return pair(quad(unit, tile, i / 2), i % 2); }
-    Words quad(int64_t unit, int64_t tile, int i) const { return Kind::quad(place(unit, tile), unit % kUnits, i); }
-    Floats scale(int64_t unit, int64_t tile, int part) const { return Kind::scale(place(unit, tile), unit % kUnits, part); }
-    Floats least(int64_t unit, int64_t tile, int part) const {
-        if constexpr (kHasLeast) return Kind::least(place(unit, tile), unit % kUnits, part);
-        return Floats{};
-    }
-};
-
-template <typename T, typename Kind>
-void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, Layout<Kind> at) {
-    using Reader = Stored<Kind>;
-    share_out(count, count * at.width >= kParallelProducts, [=](Pieces& pieces) {
-        for (int64_t i; pieces.next(&i);) {
-            const int64_t panel = ids[i] / kPanel, tile = ids[i] % kPanel / kLanes, lane = ids[i] % kLanes;
-            const Reader reader = {static_cast<const uint8_t*>(weight) + at.panel_at(panel), at.columns(panel)};
-            for (int64_t unit = 0; unit < at.units(); ++unit) {
-                float numbers[kUnit];
-                for (int q = 0; q < kQuads; ++q) {
-                    const int part = static_cast<int>(q * kQuad / Kind::kGroup);
-                    const float scale = reader.scale(unit, tile, part)[lane], least = reader.least(unit, tile, part)[lane];
-                    const uint32_t word = reader.quad(unit, tile, q)[lane];
-                    for (int j = 0; j < kQuad; ++j)
-                        numbers[q * kQuad + j] = scale * (static_cast<int32_t>(word >> 8 * j & 0xff) - reader.zero()) - least;
-                }
-                T* to = static_cast<T*>(out) + i * at.width + unit * kUnit;
-                for (int64_t k = 0; k < kUnit; k += kLanes) store(to + k, load(numbers + k));
-            }
+// Calls body(unit, its 32 numbers) for one row of a weight.
+template <typename Kind, typename Body>
+void for_units(const void* weight, int64_t row, Layout<Kind> at, Body body) {
+    const int64_t panel = row / kPanel, tile = row % kPanel / kLanes, lane = row % kLanes;
+    const Stored<Kind> reader = {static_cast<const uint8_t*>(weight) + at.panel_at(panel), at.columns(panel)};
+    for (int64_t unit = 0; unit < at.units(); ++unit) {
+        float numbers[kUnit];
+#pragma GCC unroll 1
+        for (int q = 0; q < kQuads; ++q) {
+            const int part = static_cast<int>(q * kQuad / Kind::kGroup);
+            const float scale = reader.scale(unit, tile, part)[lane], least = reader.least(unit, tile, part)[lane];
+            const uint32_t word = reader.quad(unit, tile, q)[lane];
+            for (int j = 0; j < kQuad; ++j)
+                numbers[q * kQuad + j] = scale * (static_cast<int32_t>(word >> 8 * j & 0xff) - reader.zero()) - least;
         }
-    });
+        body(unit, numbers);
+    }
 }
 
-// 256 inputs of a panel, opened: codes as pairs of sixteen bits with their zero taken off, scales as floats.
-template <int64_t kInGroup, bool kLeast>
-struct Opened {
-    static constexpr int64_t kGroup = kInGroup;
-    static constexpr bool kHasLeast = kLeast, kReadsBytes = false;
-    static constexpr int kTogether = kRows, kLines = 0, kParts = kUnit / kInGroup;
-    static constexpr int64_t kPairs = kQuads * 2;  // of a unit
-
-    Buffer<uint32_t> codes = make_buffer<uint32_t>(kSpan * kPairs * kPanel);
-    Buffer<float> scales = make_buffer<float>(kSpan * kParts * kPanel);
-    Buffer<float> leasts = make_buffer<float>(kLeast ? kSpan * kParts * kPanel : 1);
-    int64_t columns = 0, first = 0;
-
-    // Opens `units` units from `begin` on.
-    template <typename Reader>
-    void open(const Reader& reader, int64_t begin, int64_t units) {
-        columns = reader.columns;
-        first = begin;
-        const Shorts zero = Shorts{} + static_cast<uint16_t>(reader.zero());
-        for (int64_t unit = begin; unit < begin + units; ++unit)
-            for (int64_t tile = 0; tile * kLanes < columns; ++tile) {
-                for (int part = 0; part < kParts; ++part) {
-                    store(&scales[scale_at(unit, tile, part)], reader.scale(unit, tile, part));
-                    if (kLeast) store(&leasts[scale_at(unit, tile, part)], reader.least(unit, tile, part));
-                }
-#pragma GCC unroll 8
-                for (int q = 0; q < kQuads; ++q) {
-                    const Words words = reader.quad(unit, tile, q);
-                    const Shorts halves[2] = {(Shorts)pair(words, 0) - zero, (Shorts)pair(words, 1) - zero};
-                    std::memcpy(&codes[code_at(unit, tile, 2 * q)], &halves[0], sizeof halves[0]);
-                    std::memcpy(&codes[code_at(unit, tile, 2 * q + 1)], &halves[1], sizeof halves[1]);
-                }
-            }
-    }
-    int32_t zero() const { return 0; }
-    Words pairs(int64_t unit, int64_t tile, int i) const { return load_words(&codes[code_at(unit, tile, i)]); }
-    Floats scale(int64_t unit, int64_t tile, int part) const { return load(&scales[scale_at(unit, tile, part)]); }
-    Floats least(int64_t unit, int64_t tile, int part) const {
-        return kLeast ? load(&leasts[scale_at(unit, tile, part)]) : Floats{};
-    }
-
-private:
-    typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
-    int64_t code_at(int64_t unit, int64_t tile, int i) const { return ((unit - first) * kPairs + i) * columns + tile * kLanes; }
-    int64_t scale_at(int64_t unit, int64_t tile, int part) const {
-        return ((unit - first) * kParts + part) * columns + tile * kLanes;
-    }
-};
+template <typename Kind>
+void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, Layout<Kind> at, int32_t dtype) {
+    share_out(count, count * at.width >= kParallelProducts, [=](Pieces& pieces) {
+        for (int64_t i; pieces.next(&i);)
+            for_units(weight, ids[i], at, [&](int64_t unit, const float* numbers) {
+                put_numbers(out, i * at.width + unit * kUnit, numbers, kUnit, dtype);
+            });
+    });
+}
 
 // --- products -----------------------------------------------------------------------------------------------
 
@@ -221,14 +128,15 @@ template <typename Reader, int R, int C>
 __attribute__((noinline)) void add_span(Floats (&totals)[R][C], const Rows& rows, int64_t row, const Reader& reader,
                                         int64_t span, int64_t tile, const uint8_t* fetched) {
     constexpr int parts = kUnit / Reader::kGroup;
+    const int64_t units = rows.cut.width / kUnit;
     Floats found[R][C] = {};
-    for (int64_t unit = span * kSpan; unit < std::min(rows.units, (span + 1) * kSpan); ++unit) {
+    for (int64_t unit = span * kSpan; unit < std::min(units, (span + 1) * kSpan); ++unit) {
 #pragma GCC unroll 2
         for (int part = 0; part < parts; ++part) {
             Ints sums[R][C], high[R][C] = {};
             int32_t own[R];
             for (int r = 0; r < R; ++r) {
-                const int32_t* both = &rows.sums[((row + r) * rows.units + unit) * 2];
+                const int32_t* both = &rows.sums[(row + r) * rows.parts + unit * 2];
                 own[r] = parts == 1 ? both[0] + both[1] : both[part];
                 for (int c = 0; c < C; ++c) sums[r][c] = Ints{} - own[r] * reader.zero();
             }
@@ -248,98 +156,77 @@ __attribute__((noinline)) void add_span(Floats (&totals)[R][C], const Rows& rows
         for (int c = 0; c < C; ++c) totals[r][c] += found[r][c] * rows.powers[(row + r) * rows.spans + span];
 }
 
-template <typename T, int R, int C>
-void put(T* out, int64_t stride, const Floats (&totals)[R][C], int64_t left) {
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C && c * kLanes < left; ++c) {
-            T* to = out + r * stride + c * kLanes;
-            left - c * kLanes >= kLanes ? store(to, totals[r][c]) : store(to, totals[r][c], left - c * kLanes);
-        }
+// Cuts rows into blocks, the first ones as large as can be, and calls body(Count<R>(), number of the first row).
+template <int R, typename Body>
+void in_blocks(int64_t first, int64_t last, Body body) {
+    for (; last - first >= R; first += R) body(Count<R>(), first);
+    if constexpr (R > 1) in_blocks<R / 2>(first, last, body);
 }
 
-// Rows of x and where they are cut: evenly, so that no block is left with one.
-struct Blocks {
-    int64_t first, last, most;
-
-    int64_t count() const { return (last - first + most - 1) / most; }
-    int64_t begin(int64_t block) const { return first + (last - first) * block / count(); }
-};
-
-// Rows times one panel as it is kept, of whose columns `left` are results. What comes `ahead` is fetched.
-template <typename T, typename Reader>
-void as_kept(T* result, int64_t stride, const Rows& rows, const Reader& reader, Blocks cut, int64_t left,
-              const uint8_t* ahead) {
-    for (int64_t b = 0; b < cut.count(); ++b) {
-        const int64_t from = cut.begin(b);
-        T* out = result + from * stride;
-        with_rows<Reader::kTogether>(cut.begin(b + 1) - from, [&](auto count) {
+// Rows of x times a whole panel as it is kept. A single block fetches what comes next in this panel, several the
+// next panel.
+template <typename Kind>
+void as_kept(const Results& results, int64_t column, int64_t left, const Rows& rows, const Stored<Kind>& reader,
+             int64_t first, int64_t last, int64_t panel_bytes) {
+    const int64_t blocks = (last - first + kFewTogether - 1) / kFewTogether;
+    const uint8_t* ahead = reader.panel + (blocks == 1 ? kFetchAhead : panel_bytes);
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t from = first + (last - first) * b / blocks, to = first + (last - first) * (b + 1) / blocks;
+        with_rows<kFewTogether>(to - from, [&](auto count) {
             constexpr int R = decltype(count)::value;
-            if constexpr (kAbreast == kTiles)
-                if (reader.columns == kPanel) {
-                    Floats totals[R][kTiles] = {};
-                    for (int64_t span = 0; span < rows.spans; ++span)
-                        add_span(totals, rows, from, reader, span, 0, ahead + span * Reader::kLines * 64 * kSpan);
-                    put(out, stride, totals, left);
-                    return;
-                }
-            for (int64_t tile = 0; tile * kLanes < reader.columns; ++tile) {
-                Floats totals[R][1] = {};
-                for (int64_t span = 0; span < rows.spans; ++span) add_span(totals, rows, from, reader, span, tile, nullptr);
-                put(out + tile * kLanes, stride, totals, left - tile * kLanes);
+            Floats totals[R][kAbreast] = {};
+            for (int64_t tile = 0; tile < kTiles; tile += kAbreast) {
+                std::memset(totals, 0, sizeof totals);
+                for (int64_t span = 0; span < rows.spans; ++span)
+                    add_span(totals, rows, from, reader, span, tile, ahead + span * Stored<Kind>::kLines * 64 * kSpan);
+                results.put(from, column + tile * kLanes, totals, R, left - tile * kLanes);
             }
         });
     }
 }
 
-// Calls body(totals [R][C], number of the first row, of the first tile) block by block, for totals that are kept in memory.
-template <int kTogether, typename Body>
-void for_blocks(Blocks cut, float* totals, int64_t columns, Body body) {
-    for (int64_t b = 0; b < cut.count(); ++b) {
-        const int64_t from = cut.begin(b);
-        float* own = totals + (from - cut.first) * kPanel;
-        with_rows<kTogether>(cut.begin(b + 1) - from, [&](auto count) {
-            constexpr int R = decltype(count)::value;
-            if constexpr (kAbreast == kTiles)
-                if (columns == kPanel) return body(reinterpret_cast<Floats(&)[R][kTiles]>(*own), from, 0);
-            for (int64_t tile = 0; tile * kLanes < columns; ++tile)
-                body(reinterpret_cast<Floats(&)[R][1]>(own[tile * kLanes * R]), from, tile);
-        });
-    }
-}
-
-// Rows times one panel, of whose columns `left` are results, opened span by span. `totals` has room for all rows.
-template <typename T, typename Reader, typename Open>
-void as_opened(T* result, int64_t stride, const Rows& rows, const Reader& reader, Open& opened, float* totals, Blocks cut,
-               int64_t left) {
-    constexpr int kTogether = Open::kTogether;
-    std::memset(totals, 0, (cut.last - cut.first) * kPanel * sizeof(float));
+// Rows of x times one panel, opened span by span. `totals` has room for all rows.
+template <typename Reader, typename Open>
+void as_opened(const Results& results, int64_t column, int64_t left, const Rows& rows, const Reader& reader, Open& opened,
+               float* totals, int64_t first, int64_t last) {
+    // Calls body(totals [R][C], number of the first row, of the first tile).
+    const auto for_blocks = [&](auto body) {
+        if (kAbreast == kTiles && reader.columns < kPanel)  // a single panel is not worth more code
+            for (int64_t row = first; row < last; ++row)
+                for (int64_t tile = 0; tile * kLanes < reader.columns; ++tile)
+                    body(reinterpret_cast<Floats(&)[1][1]>(totals[(row - first) * kPanel + tile * kLanes]), row, tile);
+        else
+            in_blocks<kRows>(first, last, [&](auto count, int64_t row) {
+                constexpr int R = decltype(count)::value;
+                float* own = totals + (row - first) * kPanel;
+                for (int64_t tile = 0; tile * kLanes < reader.columns; tile += kAbreast)
+                    body(reinterpret_cast<Floats(&)[R][kAbreast]>(own[tile * kLanes * R]), row, tile);
+            });
+    };
+    std::memset(totals, 0, (last - first) * kPanel * sizeof(float));
+    const int64_t units = rows.cut.width / kUnit;
     for (int64_t span = 0; span < rows.spans; ++span) {
-        opened.open(reader, span * kSpan, std::min(kSpan, rows.units - span * kSpan));
-        for_blocks<kTogether>(cut, totals, reader.columns, [&](auto& sums, int64_t row, int64_t tile) {
-            add_span(sums, rows, row, opened, span, tile, nullptr);
-        });
+        opened.open(reader, span * kSpan, std::min(kSpan, units - span * kSpan));
+        for_blocks([&](auto& sums, int64_t row, int64_t tile) { add_span(sums, rows, row, opened, span, tile, nullptr); });
     }
-    for_blocks<kTogether>(cut, totals, reader.columns, [&](auto& sums, int64_t row, int64_t tile) {
-        put(result + row * stride + tile * kLanes, stride, sums, left - tile * kLanes);
+    for_blocks([&](auto& sums, int64_t row, int64_t tile) {
+        constexpr int64_t R = sizeof sums / sizeof sums[0];
+        results.put(row, column + tile * kLanes, sums, R, left - tile * kLanes);
     });
 }
 
-// What a worker needs to multiply rows by panels.
-template <typename T, typename Kind>
+// What a thread needs to multiply rows by panels.
+template <typename Kind>
 class Worker {
 public:
-    Worker(const Product& p, const Rows& rows) : p_(p), rows_(rows), at_{p.out, p.in} {}
+    Worker(const Product& p, int32_t dtype, const Rows& rows) : results_(p, dtype), rows_(rows), at_{p.out, p.in} {}
 
-    // Rows [first, last) times a panel of the weight.
     void multiply(const void* weight, int64_t panel, int64_t first, int64_t last) {
-        using Reader = Stored<Kind>;
-        const Reader stored = {static_cast<const uint8_t*>(weight) + at_.panel_at(panel), at_.columns(panel)};
-        T* out = static_cast<T*>(p_.result) + panel * kPanel;
-        const int64_t left = p_.out - panel * kPanel;
-        if (rows_.in_bytes == Reader::kReadsBytes && last - first <= kUnopened<Kind>) {
-            const Blocks cut = {first, last, Reader::kTogether};
-            const int64_t ahead = cut.count() == 1 ? kFetchAhead : stored.columns * at_.row_bytes();
-            as_kept(out, p_.result_stride, rows_, stored, cut, left, stored.panel + ahead);
+        const int64_t columns = at_.columns(panel), column = panel * kPanel, left = at_.rows - column;
+        const Stored<Kind> stored = {static_cast<const uint8_t*>(weight) + at_.panel_at(panel), columns};
+        const bool fits = kMultipliesBytes ? rows_.in_bytes : rows_.in_pairs;
+        if (fits && last - first <= kUnopened<Kind> && columns == kPanel) {
+            as_kept(results_, column, left, rows_, stored, first, last, columns * at_.row_bytes());
             return;
         }
         if (!opened_) {
@@ -347,79 +234,25 @@ public:
             totals_ = make_buffer<float>(kRowsAtOnce * kPanel);
         }
         for (int64_t at = first; at < last; at += kRowsAtOnce)
-            as_opened(out, p_.result_stride, rows_, stored, *opened_, totals_.get(),
-                      {at, std::min(last, at + kRowsAtOnce), Open::kTogether}, left);
+            as_opened(results_, column, left, rows_, stored, *opened_, totals_.get(), at, std::min(last, at + kRowsAtOnce));
     }
 
-    // What the first panel of a worker's share does not fetch for itself.
     void fetch_first(const void* weight, int64_t panel) const {
         const uint8_t* from = static_cast<const uint8_t*>(weight) + at_.panel_at(panel);
-        for (int64_t line = 0; line < std::min(kFetchAhead, at_.columns(panel) * at_.row_bytes()); line += 64)
+        for (int64_t line = 0; line < std::min(kFetchAhead, at_.columns(panel) * at_.row_bytes()); line += kLineBytes)
             __builtin_prefetch(from + line, 0, 2);
     }
 
 private:
     using Open = Opened<Kind::kGroup, Kind::kHasLeast>;
-    const Product& p_;
+    const Results results_;
     const Rows& rows_;
     const Layout<Kind> at_;
     std::unique_ptr<Open> opened_;
     Buffer<float> totals_;
 };
 
-template <typename T, typename Kind>
-void product(const Product& p) {
-    const Layout<Kind> at = {p.out, p.in};
-    Rows rows(p.rows, p.in, kMultipliesBytes && p.rows <= kUnopened<Kind>);
-    round_rows<T>(rows, p, p.rows);
-    const int64_t panels = at.panels(), parts = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce;
-    // With few rows a worker takes several panels that lie together, so that fetching ahead begins less often.
-    const int64_t together = kRunBytes / (kPanel * at.row_bytes() + 1), shares = panels / (4 * max_workers());
-    const int64_t run = p.rows > kFewRows ? 1 : std::max<int64_t>(1, std::min(together, shares));
-    const int64_t runs = (panels + run - 1) / run;
-    share_out(runs * parts, p.rows * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
-        Worker<T, Kind> worker(p, rows);
-        for (int64_t i; pieces.next(&i);) {
-            const int64_t part = i / runs, begin = i % runs * run;
-            const int64_t first = p.rows * part / parts, last = p.rows * (part + 1) / parts;
-            worker.fetch_first(p.weight, begin);
-            for (int64_t panel = begin; panel < std::min(begin + run, panels); ++panel)
-                worker.multiply(p.weight, panel, first, last);
-        }
-    });
-}
-
-template <typename T, typename Kind>
-void grouped(const Product& p, const int64_t* counts, int64_t groups) {
-    const Layout<Kind> at = {p.out, p.in};
-    std::unique_ptr<int64_t[]> chosen(new int64_t[groups]), begins(new int64_t[groups + 1]);
-    int64_t first = 0, count = 0, most = 0;
-    for (int64_t group = 0; group < groups; ++group) {
-        if (!counts[group]) continue;
-        chosen[count] = group;
-        begins[count++] = first;
-        first += counts[group];
-        most = std::max(most, counts[group]);
-    }
-    begins[count] = first;
-    Rows rows(first, p.in, kMultipliesBytes && most <= kUnopened<Kind>);
-    round_rows<T>(rows, p, first);
-    share_out(count * at.panels(), first * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
-        Worker<T, Kind> worker(p, rows);
-        for (int64_t i; pieces.next(&i);) {
-            const int64_t group = i / at.panels();
-            const void* weight = static_cast<const char*>(p.weight) + chosen[group] * at.bytes();
-            worker.multiply(weight, i % at.panels(), begins[group], begins[group + 1]);
-        }
-    });
-}
-
-// --- one function per kind and element type, chosen by number -----------------------------------------------
-
-template <typename Body>
-void with_dtype(int32_t dtype, Body body) {
-    dtype == kFloat32 ? body(float()) : dtype == kBFloat16 ? body(BFloat16()) : body(Float16());
-}
+// --- one function per kind of block, chosen by number -------------------------------------------------------
 
 int32_t any_pack(void* to, BlockRows source, int64_t first, int64_t rows, int32_t kind) {
     return with_kind(kind, [&](auto kept) { pack<decltype(kept)>(to, source, first, rows); });
@@ -427,21 +260,33 @@ int32_t any_pack(void* to, BlockRows source, int64_t first, int64_t rows, int32_
 
 void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                 int32_t kind, int32_t dtype) {
-    with_kind(kind, [&](auto kept) {
-        const Layout<decltype(kept)> at = {rows, width};
-        with_dtype(dtype, [&](auto number) { unpack<decltype(number)>(out, weight, ids, count, at); });
-    });
+    with_kind(kind, [&](auto kept) { unpack(out, weight, ids, count, Layout<decltype(kept)>{rows, width}, dtype); });
+}
+
+// Rows of x: in bytes for panels as they are kept, in pairs for those that are opened.
+template <typename Kind>
+Rows rows_for(int64_t count, int64_t most, const Layout<Kind>& at) {
+    const bool few = most <= kUnopened<Kind>, whole = at.columns(at.panels() - 1) == kPanel;
+    const bool bytes = kMultipliesBytes && few;
+    return Rows(count, {at.width, kSpan * kUnit, kLanes}, bytes, !bytes || !whole);
 }
 
 void any_product(const Product& p, int32_t kind, int32_t dtype) {
     with_kind(kind, [&](auto kept) {
-        with_dtype(dtype, [&](auto number) { product<decltype(number), decltype(kept)>(p); });
+        const Layout<decltype(kept)> at = {p.out, p.in};
+        Rows rows = rows_for(p.rows, p.rows, at);
+        round_rows(rows, p, p.rows, dtype);
+        multiply_panels(p, at.panels(), at.row_bytes(), [&] { return Worker<decltype(kept)>(p, dtype, rows); });
     });
 }
 
 void any_grouped(const Product& p, const int64_t* counts, int64_t groups, int32_t kind, int32_t dtype) {
+    const Grouped own(counts, groups);
     with_kind(kind, [&](auto kept) {
-        with_dtype(dtype, [&](auto number) { grouped<decltype(number), decltype(kept)>(p, counts, groups); });
+        const Layout<decltype(kept)> at = {p.out, p.in};
+        Rows rows = rows_for(own.rows, own.most, at);
+        round_rows(rows, p, own.rows, dtype);
+        multiply_groups(p, own, at.panels(), at.bytes(), [&] { return Worker<decltype(kept)>(p, dtype, rows); });
     });
 }
 

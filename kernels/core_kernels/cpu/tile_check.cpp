@@ -76,14 +76,14 @@ bool agrees(const LinearOps& many, const LinearOps& alone) {
 }
 
 bool agrees(const QuantizedOps& many, const QuantizedOps& alone) {
-    for (const Rounding kept : {Rounding{8, 32}, Rounding{4, 64}}) {
+    for (const Rounding kept : {Rounding{kInt8, 32, false, false}, Rounding{kInt4, 64, false, false}}) {
         const std::vector<uint16_t> weight = numbers(kOut, 0);
         const int64_t groups = (kIn + kept.group - 1) / kept.group;
-        std::vector<uint8_t> rounded((kOut + 15) / 16 * 16 * (groups * 2 + kIn * kept.bits / 8));
+        std::vector<uint8_t> rounded((kOut + 15) / 16 * 16 * (groups * 2 + kIn * kept.code / 8));
         many.pack(rounded.data(), weight.data(), 0, {kOut, kIn, kIn, 1}, kOut, kept, kBFloat16);
         const auto with = [&](const QuantizedOps& ops) {
             return [&](void* out, const void* x, int64_t rows) {
-                ops.product({out, x, rounded.data(), nullptr, rows, kOut, kIn, kIn, kOut}, kept, kBFloat16);
+                ops.product({out, x, rounded.data(), nullptr, rows, kOut, kIn, kIn, kOut}, nullptr, kept, kBFloat16);
             };
         };
         if (!same(with(many), with(alone))) return false;

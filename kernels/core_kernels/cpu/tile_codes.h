@@ -62,14 +62,14 @@ private:
 };
 
 // The words of `inputs` inputs with one quad each, as those of eight bits are, and zeros behind them up to `quads` quads.
-template <int kBits>
+template <int kCode>
 void widen(uint8_t* to, const uint8_t* from, int64_t columns, int64_t inputs, int64_t quads) {
     const int64_t row = columns * sizeof(uint32_t);
     uint8_t* const end = to + quads * row;
-    for (int64_t k = 0; k < inputs; k += Codes<kBits>::kInputs, from += row)
-        for (int quad = 0; quad < Codes<kBits>::kInputs / kQuad; ++quad, to += row)
+    for (int64_t k = 0; k < inputs; k += Codes<kCode>::kInputs, from += row)
+        for (int quad = 0; quad < Codes<kCode>::kInputs / kQuad; ++quad, to += row)
             for (int64_t at = 0; at < row; at += sizeof(Words)) {
-                const Words own = Codes<kBits>::quad(load_words(from + at), quad);
+                const Words own = Codes<kCode>::quad(load_words(from + at), quad);
                 std::memcpy(to + at, &own, sizeof own);
             }
     std::memset(to, 0, end - to);

@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, 
     return make
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have the plugin found as if it were installed, in this process and those it starts."""
     root = Path(__file__).parents[1]
@@ -64,7 +64,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what is written for tokenizers out of the user's cache."""
     patch = pytest.MonkeyPatch()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from benchmarks.peers import machine
 from benchmarks.peers.child import Child, ChildEndedError
@@ -19,7 +20,6 @@ from core.testing.checkpoints import make_checkpoint
 ROOT = Path(__file__).parents[3]
 ECHO = "import sys\nprint('{}', flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
 PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', {ECHO!r}])"
-PATIENCE_S = 60.0
 
 
 def states(pids: list[int]) -> set[str]:

@@ -1,0 +1,90 @@
+"""Floats of few bits with scales for groups, as stored formats unpack to them: kept in as many bits, eight or four."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from core_kernels.floats import FloatOps
+from core_kernels.library import Library
+from core_kernels.quantized import QuantizedOps
+from torch import nn
+
+from builtin_plugins.quant_methods.packed.experts import PackedExperts
+from builtin_plugins.quant_methods.packed.groups import kept_group, repeated, scale_type
+from core.quantization.layouts import Grouping, Layout, ScaledFloats
+
+Ops = FloatOps | QuantizedOps
+Make = Callable[[ScaledFloats | None], Ops]
+"""Returns the kernels for floats like these; None: any that need as much memory."""
+
+
+def ops_for(grouping: Grouping, library: Library) -> Make | None:
+    """Return what makes the kernels that keep such floats; None: there are none. Those of six bits are kept in eight."""
+    group = kept_group(grouping.group)
+    if not grouping.is_float or not group or grouping.has_zeros or grouping.is_ordered:
+        return None
+
+    def make(floats: ScaledFloats | None) -> Ops:
+        if grouping.bits == 4:
+            scales = torch.float16 if floats is None else scale_type(floats.scales / 2)
+            return QuantizedOps(library, 4, group, scales, is_float=True)
+        return FloatOps(library, torch.float8_e4m3fn if floats is None else floats.values.dtype, group)
+
+    return make
+
+
+def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledFloats) -> None:
+    """Fill rows from `first` on of a weight of so many rows."""
+    scales = repeated(floats.scales, floats.shape[1], floats.group, ops.group)
+    if isinstance(ops, FloatOps):
+        ops.place(weight, rows, first, floats.values, scales)
+    else:  # twice as large they are integers
+        ops.place(weight, rows, first, (floats.values.float() * 2).to(torch.int8), scales / 2)
+
+
+class PackedFloats:
+    """One weight matrix [out, in]."""
+
+    def __init__(self, make: Make) -> None:
+        self._make, self._ops, self._is_fresh = make, make(None), True
+        self._rows = self._width = 0
+        self._dtype = torch.float32
+
+    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        """Register `weight`, bytes."""
+        self._rows, self._width, self._dtype = out_features, in_features, dtype
+        empty = self._ops.empty(out_features, in_features, dtype)
+        layer.register_parameter("weight", nn.Parameter(empty, requires_grad=False))
+
+    def put(self, layer: nn.Module, rows: slice, layout: Layout) -> None:
+        """Fill rows."""
+        if not isinstance(layout, ScaledFloats):
+            raise TypeError(f"{type(layout).__name__} is not what this keeper was asked for")
+        if self._is_fresh:
+            self._ops, self._is_fresh = self._make(layout), False
+        place(self._ops, layer.get_parameter("weight").data, self._rows, rows.start, layout)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T."""
+        return self._ops.linear(x, layer.weight, self._rows)  # type: ignore[arg-type]
+
+    def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these numbers."""
+        return self._ops.rows(layer.weight, self._rows, self._width, ids, self._dtype)  # type: ignore[arg-type]
+
+
+class PackedFloatExperts(PackedExperts):
+    """The matrices of all experts."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__(make(None))  # type: ignore[arg-type]
+        self._make, self._is_fresh = make, True
+
+    def put(self, layer: nn.Module, rows: slice, layout: Any, matrix: str, expert: int) -> None:
+        """Fill rows of one expert's matrix."""
+        if self._is_fresh:
+            self._ops, self._is_fresh = self._make(layout), False  # type: ignore[assignment]
+        ops: Any = self._ops
+        place(ops, layer.get_parameter(matrix).data[expert], self._rows[matrix], rows.start, layout)

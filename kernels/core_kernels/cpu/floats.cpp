@@ -1,0 +1,229 @@
+// Products with weights that are floats of eight bits; compiled once per instruction set.
+//
+// A group of a panel's inputs is opened in a core's cache, to bfloat16 where x is that and to float32 else, which loses
+// nothing, and multiplied by the rows as packed weights are. The sum of a group is scaled and added to those before it. So
+// a result depends on its own row alone, however many rows are computed beside it.
+#include "floats.h"
+
+#include <memory>
+
+#include "../variant.h"
+#include "buffer.h"
+#include "float_panels.h"
+#include "tile_products.h"
+
+namespace {
+
+constexpr int64_t kFetchAhead = 8192;  // bytes between what is read of a panel and what is fetched
+constexpr int64_t kLargestGroup = 256;
+
+// --- packing and unpacking ----------------------------------------------------------------------------------
+
+void place(void* to, const uint8_t* codes, const float* scales, int64_t first, Matrix source, int64_t rows,
+           FloatFormat kept) {
+    const FloatLayout at = {rows, source.width, kept.group};
+    share_out(source.rows, source.rows * source.width >= kParallelProducts, [=](Pieces& pieces) {
+        std::unique_ptr<uint8_t[]> own(new uint8_t[at.filled()]());
+        for (int64_t i; pieces.next(&i);) {
+            std::memcpy(own.get(), codes + i * source.row_stride, source.width);
+            const int64_t panel = (first + i) / kPanel, columns = at.columns(panel), column = (first + i) % kPanel;
+            for (int64_t g = 0; g < at.groups(); ++g) {
+                uint8_t* group = static_cast<uint8_t*>(to) + at.panel_at(panel) + at.group_at(g, columns);
+                std::memcpy(group + column * sizeof(float), scales + i * at.groups() + g, sizeof(float));
+                uint8_t* place = group + at.codes_at(columns) + column * kInWord;
+                for (int64_t k = 0; k < at.inputs(g); ++k)
+                    place[k / kInWord * columns * kInWord + kPlaces[k % kInWord]] = own[g * at.group + k];
+            }
+        }
+    });
+}
+
+template <int kKind>
+void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, FloatLayout at, int32_t dtype) {
+    share_out(count, count * at.width >= kParallelProducts, [=](Pieces& pieces) {
+        std::unique_ptr<float[]> numbers(new float[at.filled() + kLanes]());
+        for (int64_t i; pieces.next(&i);) {
+            const int64_t panel = ids[i] / kPanel, columns = at.columns(panel), column = ids[i] % kPanel;
+            for (int64_t g = 0; g < at.groups(); ++g) {
+                const uint8_t* group = static_cast<const uint8_t*>(weight) + at.panel_at(panel) + at.group_at(g, columns);
+                float scale;
+                std::memcpy(&scale, group + column * sizeof scale, sizeof scale);
+                const uint8_t* codes = group + at.codes_at(columns) + column * kInWord;
+                for (int64_t k = 0; k < at.inputs(g); ++k) {
+                    const Words code = Words{} + codes[k / kInWord * columns * kInWord + kPlaces[k % kInWord]];
+                    numbers[g * at.group + k] = scale * Float8<kKind>::widen(code)[0];
+                }
+            }
+            put_numbers(out, i * at.width, numbers.get(), at.width, dtype);
+        }
+    });
+}
+
+// --- products -----------------------------------------------------------------------------------------------
+
+// Rows of x, of bfloat16 or float32.
+template <typename T>
+struct Inputs {
+    const T* from;
+    int64_t stride;
+};
+
+// What a thread needs to multiply rows by panels.
+template <typename T, int kKind>
+class Worker {
+public:
+    Worker(const Product& p, int32_t dtype, Inputs<T> x, FloatFormat kept)
+        : results_(p, dtype),
+          x_(x),
+          at_{p.out, p.in, kept.group},
+          opened_(make_buffer<T>(kLargestGroup * kPanel)),
+          totals_(make_buffer<float>(kRowsAtOnce * kPanel)) {}
+
+    void multiply(const void* weight, int64_t panel, int64_t first, int64_t last) const {
+        const int64_t columns = at_.columns(panel);
+        const uint8_t* kept = static_cast<const uint8_t*>(weight) + at_.panel_at(panel);
+        const uint8_t* ahead = kept + kFetchAhead;
+        for (int64_t from = first; from < last; from += kRowsAtOnce) {
+            const int64_t rows = std::min(kRowsAtOnce, last - from);
+            std::memset(totals_.get(), 0, rows * kPanel * sizeof(float));
+            for (int64_t g = 0; g < at_.groups(); ++g) {
+                const uint8_t* group = kept + at_.group_at(g, columns);
+                const uint8_t* next = ahead + at_.group_at(g, columns);
+                for (int64_t at = 0; at < at_.codes_at(columns); at += kLineBytes) __builtin_prefetch(next + at, 0, 2);
+                open<kKind>(opened_.get(), group + at_.codes_at(columns), columns, at_.inputs(g), next + at_.codes_at(columns));
+                add_group(reinterpret_cast<const float*>(group), columns, g, from, rows);
+            }
+            put(panel, from, rows);
+        }
+    }
+
+    void fetch_first(const void* weight, int64_t panel) const {
+        const uint8_t* from = static_cast<const uint8_t*>(weight) + at_.panel_at(panel);
+        for (int64_t line = 0; line < std::min(kFetchAhead, at_.columns(panel) * at_.row_bytes()); line += kLineBytes)
+            __builtin_prefetch(from + line, 0, 2);
+    }
+
+private:
+    static constexpr int64_t kEach = Units<T>::kNumbers;
+
+    // Adds the products of what is opened to the totals [row][column].
+    void add_group(const float* scales, int64_t columns, int64_t group, int64_t first, int64_t rows) const {
+        const int64_t begin = group * at_.group, inputs = std::min(at_.group, at_.width - begin);
+        const int64_t units = (inputs + kEach - 1) / kEach;
+        const T* x = x_.from + first * x_.stride + begin;
+#if defined(TILE_REGISTERS)
+        if constexpr (kTiled<T>)
+            if (rows >= kTiledRows) return add_in_tiles(scales, columns, x, rows, units);
+#endif
+        const int64_t blocks = (rows + kRowsOf<T> - 1) / kRowsOf<T>;
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t from = rows * b / blocks, count = rows * (b + 1) / blocks - from;
+            with_rows<kRowsOf<T>>(count, [&](auto number) {
+                constexpr int R = decltype(number)::value;
+                for (int64_t c = 0; c < columns;) {
+                    const bool whole = kAbreast == kTiles && columns == kPanel;
+                    whole ? add_block<R, kAbreast>(scales, columns, x, from, c, units)
+                          : add_block<R, 1>(scales, columns, x, from, c, units);
+                    c += whole ? kPanel : kLanes;
+                }
+            });
+        }
+    }
+
+    template <int R, int C>
+    void add_block(const float* scales, int64_t columns, const T* x, int64_t row, int64_t column, int64_t units) const {
+        Floats sums[R][C] = {};
+        const T* tiles[C];
+        for (int c = 0; c < C; ++c) tiles[c] = opened_.get() + (column + c * kLanes) * kEach;
+        ::multiply<T, R, C>(sums, x + row * x_.stride, x_.stride, tiles, columns * kEach, units, Ahead());
+        add_scaled<C>(sums, scales + column, row, column, R);
+    }
+
+    template <int C>
+    void add_scaled(const Floats (*sums)[C], const float* scales, int64_t row, int64_t column, int64_t rows) const {
+        for (int c = 0; c < C; ++c) {
+            const Floats scale = load(scales + c * kLanes);
+            for (int64_t r = 0; r < rows; ++r) {
+                float* total = totals_.get() + (row + r) * kPanel + column + c * kLanes;
+                ::store(total, load(total) + sums[r][c] * scale);
+            }
+        }
+    }
+
+#if defined(TILE_REGISTERS)
+    void add_in_tiles(const float* scales, int64_t columns, const T* x, int64_t rows, int64_t units) const {
+        for (int64_t row = 0; row < rows; row += kTileRows)
+            for (int64_t column = 0; column < columns; column += kLanes) {
+                Floats sums[kTileRows][1];
+                const int64_t count = std::min<int64_t>(kTileRows, rows - row);
+                const BFloat16* tiles[1] = {opened_.get() + column * kEach};
+                multiply_in_tiles<1, 1>(reinterpret_cast<float*>(sums), sizeof sums[0], count, x + row * x_.stride, x_.stride,
+                                        tiles, columns * kEach, units, [](int64_t, int64_t) {});
+                add_scaled<1>(sums, scales + column, row, column, count);
+            }
+    }
+#endif
+
+    void put(int64_t panel, int64_t first, int64_t rows) const {
+        const auto* totals = reinterpret_cast<const Floats(*)[kTiles]>(totals_.get());
+        results_.put(first, panel * kPanel, totals, rows, at_.rows - panel * kPanel);
+    }
+
+    const Results results_;
+    const Inputs<T> x_;
+    const FloatLayout at_;
+    const Buffer<T> opened_;
+    const Buffer<float> totals_;
+    const Flushed flushed_;
+};
+
+// --- one function per kind, chosen by number ----------------------------------------------------------------
+
+template <typename Body>
+void with_kind(int32_t kind, Body body) {
+    kind == kE4M3 ? body(std::integral_constant<int, kE4M3>()) : body(std::integral_constant<int, kE5M2>());
+}
+
+// Calls body(rows of x): as they are, or of float16 widened.
+template <typename Body>
+void with_inputs(const Product& p, int64_t rows, int32_t dtype, Body body) {
+    if (dtype == kBFloat16) return body(Inputs<BFloat16>{static_cast<const BFloat16*>(p.x), p.x_stride});
+    if (dtype == kFloat32) return body(Inputs<float>{static_cast<const float*>(p.x), p.x_stride});
+    const Buffer<float> wide = make_buffer<float>(rows * p.in);
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t k = 0; k < p.in; ++k) wide[row * p.in + k] = widened(static_cast<const Float16*>(p.x)[row * p.x_stride + k]);
+    body(Inputs<float>{wide.get(), p.in});
+}
+
+void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
+                FloatFormat kept, int32_t dtype) {
+    with_kind(kept.kind, [&](auto kind) {
+        unpack<kind()>(out, weight, ids, count, FloatLayout{rows, width, kept.group}, dtype);
+    });
+}
+
+void any_product(const Product& p, FloatFormat kept, int32_t dtype) {
+    const FloatLayout at = {p.out, p.in, kept.group};
+    with_inputs(p, p.rows, dtype, [&](auto x) {
+        with_kind(kept.kind, [&](auto kind) {
+            using Own = Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
+            multiply_panels(p, at.panels(), at.row_bytes(), [&] { return Own(p, dtype, x, kept); });
+        });
+    });
+}
+
+void any_grouped(const Product& p, const int64_t* counts, int64_t groups, FloatFormat kept, int32_t dtype) {
+    const FloatLayout at = {p.out, p.in, kept.group};
+    const Grouped own(counts, groups);
+    with_inputs(p, own.rows, dtype, [&](auto x) {
+        with_kind(kept.kind, [&](auto kind) {
+            using Own = Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
+            multiply_groups(p, own, at.panels(), at.bytes(), [&] { return Own(p, dtype, x, kept); });
+        });
+    });
+}
+
+}  // namespace
+
+extern const FloatOps TABLE(floats_);
+const FloatOps TABLE(floats_) = {place, any_unpack, any_product, any_grouped};

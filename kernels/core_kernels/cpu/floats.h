@@ -1,0 +1,40 @@
+// Linear layers whose weights are floats of eight bits with a scale for each group of inputs, as a table of functions: one
+// table per instruction set, all from floats.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+
+enum FloatKind : int32_t {
+    kE4M3 = 0,  // "fn": without infinities, one NaN of either sign
+    kE5M2 = 1,
+};
+
+// How a weight is kept: which floats, and how many neighbours of a row, a multiple of eight, share a scale.
+struct FloatFormat {
+    int32_t kind;
+    int64_t group;
+};
+
+struct FloatOps {
+    // Puts rows from `first` on of a weight that has `rows`: bytes row_stride apart, and scales [source.rows, groups].
+    void (*place)(void* to, const uint8_t* codes, const float* scales, int64_t first, Matrix source, int64_t rows,
+                  FloatFormat kept);
+    // The rows `ids` of a weight [rows, width], plain.
+    void (*unpack)(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
+                   FloatFormat kept, int32_t dtype);
+    // x and result are plain rows of `dtype`, x of bfloat16 with an even number of columns; there is no bias.
+    void (*product)(const Product& p, FloatFormat kept, int32_t dtype);
+    // As many weights as groups, one after the other: the first counts[0] rows of x are for the first, and so on.
+    void (*grouped)(const Product& p, const int64_t* counts, int64_t groups, FloatFormat kept, int32_t dtype);
+};
+
+extern const FloatOps floats_generic;
+#if defined(__x86_64__)
+extern const FloatOps floats_avx2;
+extern const FloatOps floats_avx512;
+extern const FloatOps floats_avx512_bf16;
+extern const FloatOps floats_amx;
+extern const FloatOps floats_amx_emulated;
+#endif

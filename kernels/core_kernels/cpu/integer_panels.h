@@ -1,0 +1,65 @@
+// Where codes, scales and zero points lie in a weight of integers.
+//
+// A panel of 64 output rows, the last one as many tiles of sixteen as are left, holds for each group of inputs the scales of
+// its rows, their zero points where they have some, and then their codes step after step.
+#pragma once
+
+#include "integers.h"
+#include "quantized.h"
+
+namespace {
+
+struct Layout {
+    int64_t rows, width, group, bits;
+    bool has_halves;  // scales are float16 instead of bfloat16
+    bool has_zeros;   // int16: the code that means zero, as an unsigned one
+
+    Layout(int64_t rows, int64_t width, Rounding kept)
+        : rows(rows),
+          width(width),
+          group(kept.group),
+          bits(kept.code == kInt8 ? 8 : 4),
+          has_halves(kept.has_halves),
+          has_zeros(kept.has_zeros) {}
+
+    int64_t filled() const { return rounded_up(width, kInputsTogether); }
+    int64_t groups() const { return (width + group - 1) / group; }
+    int64_t inputs(int64_t index) const { return std::min(group, filled() - index * group); }
+    int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
+    int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
+    int64_t head_bytes() const { return has_zeros ? 4 : 2; }  // of a column and group
+    int64_t row_bytes() const { return groups() * head_bytes() + filled() * bits / 8; }
+    int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
+    int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
+    // Of a panel with so many columns.
+    int64_t group_at(int64_t index, int64_t columns) const { return columns * index * (head_bytes() + group * bits / 8); }
+    int64_t codes_at(int64_t columns) const { return columns * head_bytes(); }  // from a group's beginning
+};
+
+// Scales of a panel's columns, of either type.
+inline Floats load_scales(const uint8_t* group, int64_t tile, const Layout& at) {
+    const uint8_t* from = group + tile * kLanes * 2;
+    return at.has_halves ? load(reinterpret_cast<const Float16*>(from)) : load(reinterpret_cast<const BFloat16*>(from));
+}
+
+inline float scale_at(const uint8_t* group, int64_t column, const Layout& at) {
+    const uint8_t* from = group + column * 2;
+    return at.has_halves ? widened(*reinterpret_cast<const Float16*>(from)) : widened(*reinterpret_cast<const BFloat16*>(from));
+}
+
+// The unsigned codes that mean zero in a panel's columns.
+template <int kCode>
+inline Ints load_zeros(const uint8_t* group, int64_t tile, int64_t columns, const Layout& at) {
+    if (!at.has_zeros) return Ints{} + Codes<kCode>::kZero;
+    return (Ints)(load_bits(group + (columns + tile * kLanes) * 2) << 16) >> 16;
+}
+
+template <int kCode>
+inline int32_t zero_at(const uint8_t* group, int64_t column, int64_t columns, const Layout& at) {
+    if (!at.has_zeros) return Codes<kCode>::kZero;
+    int16_t zero;
+    std::memcpy(&zero, group + (columns + column) * 2, sizeof zero);
+    return zero;
+}
+
+}  // namespace

@@ -1,0 +1,92 @@
+"""Weights of eight-bit floats: every one of them exact, and products that are right and alike in any company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from core_kernels.floats import KINDS, FloatOps
+from core_kernels.library import load_library
+
+LIBRARY = load_library()
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 2e-3}
+SIZES = [(1, 1), (7, 5), (129, 130), (70, 300)]
+COUNTS = [0, 1, 7, 20]
+
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this machine")
+
+
+def stored(rows: int, width: int, group: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return floats of all sizes, subnormal ones too, their scales, and the weight that they are in float32."""
+    sizes = torch.exp2(torch.randint(-9, 5, (rows, width)).float())
+    values, scales = (torch.randn(rows, width) * sizes).to(kind), torch.rand(rows, -(-width // group)) + 0.1
+    return values, scales, values.float() * scales.repeat_interleave(group, 1)[:, :width]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group"), [(torch.float8_e4m3fn, 128), (torch.float8_e4m3fn, 8), (torch.float8_e5m2, 32)], ids=str
+)
+def test_products_are_those_of_the_floats_alone_and_in_company(isa: str, kind: torch.dtype, group: int) -> None:
+    ops = FloatOps(LIBRARY, kind, group)
+    for rows, width in SIZES:
+        values, scales, plain = stored(rows, width, group, kind)
+        weight = ops.empty(rows, width, torch.float32)
+        for first, last in ((rows // 3, rows), (0, rows // 3)):
+            ops.place(weight, rows, first, values[first:last], scales[first:last])
+        assert torch.equal(ops.rows(weight, rows, width, torch.arange(rows)), plain)
+        for dtype, tolerance in TOLERANCE.items():
+            x = torch.randn(max(COUNTS), width).to(dtype)
+            together = ops.linear(x, weight, rows)
+            scale = x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
+            assert ((together.double() - x.double() @ plain.double().T).abs() <= tolerance * scale).all()
+            for count in COUNTS:
+                assert torch.equal(ops.linear(x[:count], weight, rows), together[:count])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_each_float_is_what_torch_makes_of_it(isa: str, kind: torch.dtype) -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(kind).repeat(16, 1)
+    ops, ones = FloatOps(LIBRARY, kind, 256), torch.ones(16, 1)
+    weight = ops.empty(16, 256, torch.float32)
+    ops.place(weight, 16, 0, values, ones)
+    assert torch.equal(ops.rows(weight, 16, 256, torch.tensor([3])).nan_to_num(7), values[3:4].float().nan_to_num(7))
+    finite = values.float().isfinite()
+    ops.place(weight, 16, 0, torch.where(finite, values.float(), 0).to(kind), ones)
+    for dtype in (torch.float32, torch.bfloat16):
+        each = ops.linear(torch.eye(256, dtype=dtype), weight, 16)[:, 0]
+        assert torch.equal(each, torch.where(finite, values.float(), 0)[0].to(dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_groups_of_rows_multiply_by_their_own_weight(isa: str, kind: torch.dtype) -> None:
+    ops = FloatOps(LIBRARY, kind, 32)
+    weights, choices = ops.empty(80, 64, torch.float32, 3), torch.tensor([2, 0, 2, 0, 0, 2, 2, 2, 2, 0])
+    for weight in weights:
+        ops.place(weight, 80, 0, *stored(80, 64, 32, kind)[:2])
+    x = torch.randn(10, 64).bfloat16()
+    found = ops.grouped(x, weights, 80, choices)
+    alone = [ops.linear(row[None], weights[index], 80) for row, index in zip(x, choices.sort().values, strict=True)]
+    assert torch.equal(found, torch.cat(alone))
+
+
+def test_large_products_are_shared_out_and_stay_the_same(isa: str) -> None:
+    ops = FloatOps(LIBRARY, torch.float8_e4m3fn, 128)
+    values, scales, _ = stored(600, 256, 128, ops.kind)
+    weight, x = ops.empty(600, 256, torch.float32), torch.randn(400, 256).bfloat16()
+    ops.place(weight, 600, 0, values, scales)
+    found = ops.linear(x, weight, 600)
+    assert torch.equal(ops.linear(x[300:310], weight, 600), found[300:310])
+    assert torch.equal(ops.linear(x[7:8], weight, 600), found[7:8])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    ops = FloatOps(LIBRARY, torch.float8_e4m3fn, 32)
+    weight = ops.empty(20, 10, torch.float32)
+    with pytest.raises(ValueError, match="of eight-bit floats of width 40"):
+        ops.linear(torch.randn(3, 40), weight, 20)
+    with pytest.raises(ValueError, match=r"float8_e5m2 .* of torch.float8_e4m3fn"):
+        ops.place(weight, 20, 0, torch.zeros(20, 10).to(torch.float8_e5m2), torch.ones(20, 1))
+    with pytest.raises(IndexError, match="there are 20"):
+        ops.rows(weight, 20, 10, torch.tensor([20]))
+    for kind, group in ((torch.float16, 32), (torch.float8_e4m3fn, 12), (torch.float8_e4m3fn, 512)):
+        with pytest.raises(ValueError, match="in groups of"):
+            FloatOps(LIBRARY, kind, group)
