@@ -52,7 +52,7 @@ def test_a_hostile_speculator_costs_nothing_but_time(expected: list[Any], ahead:
 
 
 def test_one_that_raises_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    speculative = {"method": "raising", "num_speculative_tokens": 2}
+    speculative = {"method": "raising", "num_speculative_tokens": 2, "adaptive": False}
     with open_llm(speculative, plugins=[HOSTILE]) as llm:
         output = llm.generate("hello", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True), use_tqdm=False)[0]
     assert len(output.outputs[0].token_ids) == 9
