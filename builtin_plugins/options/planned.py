@@ -39,7 +39,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     },
     "Encoding inputs in another engine": {"ec_transfer_config": (Json | None, None)},
     "Prompts given as embeddings": {"enable_prompt_embeds": (bool, False)},
-    "Speculative decoding": {"speculative_config": (Json | None, None)},
     "Tool calls and reasoning parsed on the server": {
         "tool_server": (Text, None),
     },

@@ -189,6 +189,8 @@ class LoadedParts:
     model: Model
     context: BuildContext
     """What the model was built with: device, attention backend, ops, this rank's place among the others."""
+    facts: Mapping[str, Any]
+    """The platform's, by which implementations are chosen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,12 @@ class PrometheusSink:
             if value is not None:
                 self._observe[name](value)
 
-        for name, value in stats.counts.items():
+        for counted, value in stats.counts.items():
+            name, _, label = counted.partition("/")
             if name in FEATURE_NAMES:
                 family = self._families[name]
-                (family.histogram.observe if family.spec.buckets else family.add)(value)
+                labels = (label,) if family.spec.labels else ()
+                family.histogram.observe(value) if family.spec.buckets else family.add(value, *labels)
 
     def http(self, stats: HttpStats) -> None:
         """Count one HTTP request: by the template of its path, never by the path itself."""
