@@ -93,6 +93,12 @@ def engine_poolers() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_speculators() -> Sequence[Entry]:
+    """Ways of guessing tokens (`--speculative-config`'s `method`). Contract: `core.contracts.Speculator`."""
+    raise NotImplementedError
+
+
+@hookspec
 def engine_scheduling_policies() -> Sequence[Entry]:
     """Orders in which requests run (`--scheduling-policy`). Contract: `core.contracts.SchedulingPolicy`."""
     raise NotImplementedError

@@ -41,6 +41,7 @@ from core.contracts.serving import (
     StepStats,
     TokenStats,
 )
+from core.contracts.speculators import DraftRow, SpeculativeConfig, Speculator
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.contracts.workers import Worker
 from core.parsing import ReasoningFormat, ToolFormat
@@ -58,6 +59,7 @@ __all__ = [
     "Client",
     "Command",
     "Draft",
+    "DraftRow",
     "Edge",
     "EmbeddingMethod",
     "EngineStatus",
@@ -103,6 +105,8 @@ __all__ = [
     "SchedulingPolicy",
     "Server",
     "ServerActivity",
+    "SpeculativeConfig",
+    "Speculator",
     "Stage",
     "StageParts",
     "StepRows",

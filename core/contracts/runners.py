@@ -56,6 +56,8 @@ class RunnerBatch(Protocol):
     """By row."""
     token_ids: torch.Tensor
     """[max_num_seqs + 1, max_model_len] int64, on the device; the row behind the last is padding's."""
+    tables: torch.Tensor
+    """[KV groups, max_num_seqs + 1, most blocks] int32, on the device: the block tables; stale behind a row's blocks."""
     ends: torch.Tensor
     """[max_num_seqs + 1] int64, on the device: the position that each row's next step computes first.
 

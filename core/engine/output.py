@@ -150,7 +150,10 @@ class OutputProcessor:
 
     def _learn(self, client: ClientRequest, features: Mapping[str, bytes]) -> None:
         try:
-            client.shown |= self._finished(features)
+            found, counts = self._finished(features), dict(client.shown.get("counts") or {})
+            for name, count in (found.get("counts") or {}).items():  # each of its sequences tells its own
+                counts[name] = counts.get(name, 0.0) + count
+            client.shown |= {**found, "counts": counts}
         except EngineError as error:  # it costs this request its outcome, and no other
             client.error = str(error)
 

@@ -44,6 +44,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             Kind("logits_processors", "logits processor", "LogitsProcessor", "all"),
             Kind("runners", "runner", "Runner", "named"),
             Kind("poolers", "pooler", "Pooler", "named"),
+            Kind("speculators", "speculator", "Speculator", "named"),
             Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy", "named"),
             Kind("tokenizers", "tokenizer", "Tokenizer", "named"),
             Kind("chat_renderers", "chat renderer", "ChatRenderer", "best"),

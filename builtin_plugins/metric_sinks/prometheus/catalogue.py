@@ -91,8 +91,17 @@ FEATURES: Final = (
     ),
     MetricSpec("constraint_compile_cpu_seconds", "counter", "CPU time of compiling constraints."),
     _seconds("constraint_wait_seconds", "A constrained request's turn to its first mask.", SHORT_S),
+    MetricSpec("spec_decode_num_drafts", "counter", "Times that tokens of a sequence were guessed."),
+    MetricSpec("spec_decode_num_draft_tokens", "counter", "Tokens that were guessed."),
+    MetricSpec("spec_decode_num_accepted_tokens", "counter", "Those of them that were right."),
+    MetricSpec(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "counter",
+        "The same, by their place behind the last known token.",
+        labels=("position",),
+    ),
 )
-"""What features count of a request, told when it has ended."""
+"""What features count of a request, told when it has ended; one with a label is counted as `name/label`."""
 HTTP: Final = (
     MetricSpec(
         "http_requests", "counter", "HTTP requests answered.", labels=("path", "method", "status")

@@ -30,7 +30,7 @@ from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import Event
 from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import AnswerEncoder, Conversations, Turn
-from builtin_plugins.routes.conversation.running import answered, check_model, engine_id
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id
 from builtin_plugins.routes.short_way import ShortWay
 from builtin_plugins.routes.streams import typed_event, while_connected
 from core.api import InvalidRequest
@@ -58,7 +58,7 @@ class Messages:
     async def create(self, request: Request) -> Any:
         """The next message of a conversation, in Anthropic's form."""
         parsed = await OTHERS.read(request, MessagesFields, self._engine.fields, strict=self._strict)
-        model = check_model(self._engine, parsed.fields.model)
+        model = await choose_model(self._engine, parsed.fields.model)
         try:
             return await answered(
                 request,
@@ -74,7 +74,7 @@ class Messages:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a request would have."""
         parsed = await OTHERS.read(request, CountFields, self._engine.fields, strict=self._strict)
-        check_model(self._engine, parsed.fields.model)
+        await choose_model(self._engine, parsed.fields.model)
         try:
             asked = await asyncio.to_thread(self._asked, parsed.fields, parsed.others, client_of(request))
             count = await while_connected(request, self._conversations.count(asked))
@@ -83,16 +83,17 @@ class Messages:
         body = msgspec.json.encode({"input_tokens": count})
         return Response(body, media_type="application/json", headers=parsed.headers)
 
-    async def _job(self, parsed: Parsed[MessagesFields], model: str, client: str) -> _Job:
+    async def _job(self, parsed: Parsed[MessagesFields], model: Chosen, client: str) -> _Job:
         fields = parsed.fields
         asked = await asyncio.to_thread(self._asked, fields, parsed.others, client)
+        asked.given = {**asked.given, **model.keywords}
         asked.decided = {"max_tokens": fields.max_tokens, "stop": fields.stop_sequences}
         asked.stream = fields.stream
         fields.messages = []  # they may be large, and the answer may take long
         thinking = fields.thinking
         thoughts = "" if thinking is None or thinking.type == "disabled" else thinking.display or "summarized"
         writer = MessageWriter(
-            f"msg_{secrets.token_hex(12)}", model, thoughts=thoughts, cached_details=self._cached_details
+            f"msg_{secrets.token_hex(12)}", model.name, thoughts=thoughts, cached_details=self._cached_details
         )
         return _Job(await self._conversations.turn(asked), writer, engine_id(writer.message["id"]))
 

@@ -67,6 +67,8 @@ class Usage:
     cached_tokens: dict[int, int] = field(default_factory=dict)
     generated: dict[tuple[int, int], int] = field(default_factory=dict)
     """By prompt and sequence."""
+    counts: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """What features counted, by prompt."""
 
     @property
     def completion_tokens(self) -> int:
@@ -78,6 +80,7 @@ class Usage:
         if prompt not in self.prompt_tokens:
             self.prompt_tokens[prompt] = len(output.prompt_token_ids or ())
             self.cached_tokens[prompt] = output.num_cached_tokens or 0
+        self.counts[prompt] = output.counts
         for completion in output.outputs:
             self.generated[prompt, completion.index] = completion.num_tokens
 
@@ -91,7 +94,16 @@ class Usage:
         }
         if self.with_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.cached_tokens.values())}
+        guessed, right = self._counted("spec_decode_num_draft_tokens"), self._counted("spec_decode_num_accepted_tokens")
+        if guessed:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": right,
+                "rejected_prediction_tokens": guessed - right,
+            }
         return usage
+
+    def _counted(self, name: str) -> int:
+        return int(sum(counts.get(name, 0.0) for counts in self.counts.values()))
 
 
 def answer_id(request: Request, fields: CommonFields, prefix: str) -> str:

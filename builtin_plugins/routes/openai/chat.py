@@ -14,7 +14,7 @@ from builtin_plugins.routes.body import client_of, read_request
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.pipeline import Choice, Conversations, Turn
-from builtin_plugins.routes.conversation.running import answered, check_model, engine_id, last, now
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, last, now
 from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
@@ -71,12 +71,13 @@ class ChatCompletions:
         )
         fields = parsed.fields
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
-        head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), check_model(self._engine, fields.model))
+        model = await choose_model(self._engine, fields.model)
+        head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), model.name)
 
         try:
             return await answered(
                 request,
-                partial(self._job, head, fields, parsed.others, client_of(request)),
+                partial(self._job, head, model, fields, parsed.others, client_of(request)),
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, ShortWay(self._engine, request)),
@@ -92,8 +93,10 @@ class ChatCompletions:
             }
             raise as_typed(error, typed) from None
 
-    async def _job(self, head: AnswerHead, fields: ChatFields, others: dict[str, Any], client: str) -> _Job:
-        given = read_others(others, self._engine.fields)
+    async def _job(
+        self, head: AnswerHead, model: Chosen, fields: ChatFields, others: dict[str, Any], client: str
+    ) -> _Job:
+        given = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
         check_beams(fields)
         if fields.stream and "prompt_logprobs" in others:

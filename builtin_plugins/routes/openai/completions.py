@@ -14,7 +14,7 @@ from starlette.requests import Request
 from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
 from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.running import answered, check_model, engine_id, last, now, sound
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, last, now, sound
 from builtin_plugins.routes.conversation.sampling import sampling_params
 from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.many import gathered
@@ -80,17 +80,13 @@ class Completions:
             strict=self._options.strict_fields,
             num_tokens=CONTEXTS * self._engine.max_model_len,
         )
-        head = AnswerHead(
-            answer_id(request, parsed.fields, "cmpl"),
-            "text_completion",
-            now(),
-            check_model(self._engine, parsed.fields.model),
-        )
+        model = await choose_model(self._engine, parsed.fields.model)
+        head = AnswerHead(answer_id(request, parsed.fields, "cmpl"), "text_completion", now(), model.name)
 
         try:
             return await answered(
                 request,
-                partial(self._job, head, parsed.fields, parsed.others, client_of(request)),
+                partial(self._job, head, model, parsed.fields, parsed.others, client_of(request)),
                 stream=parsed.fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, ShortWay(self._engine, request)),
@@ -101,8 +97,10 @@ class Completions:
                 error, {"sampling_params": "model", "extra_args": "vllm_xargs", **typed_fields(parsed.others)}
             ) from None
 
-    async def _job(self, head: AnswerHead, fields: CompletionFields, others: dict[str, Any], client: str) -> _Job:
-        given = read_others(others, self._engine.fields)
+    async def _job(
+        self, head: AnswerHead, model: Chosen, fields: CompletionFields, others: dict[str, Any], client: str
+    ) -> _Job:
+        given = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
         check_beams(fields)
         scores_only = fields.echo and others.get("max_tokens") == 0

@@ -19,7 +19,7 @@ from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import Begun
 from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import Answer, AnswerEncoder, Conversations, Turn
-from builtin_plugins.routes.conversation.running import answered, check_model, engine_id, failure, now
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, failure, now
 from builtin_plugins.routes.responses.background import Run, Runs
 from builtin_plugins.routes.responses.fields import INCLUDABLE, OTHERS, InputFields, ResponsesFields, Tool
 from builtin_plugins.routes.responses.kept import KeptResponses, as_json, said
@@ -79,7 +79,7 @@ class Responses:
         """An answer, whole, streamed or made in the background."""
         parsed = await OTHERS.read(request, ResponsesFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
-        model = check_model(self._engine, fields.model)
+        model = await choose_model(self._engine, fields.model)
         try:
             tools = Toolbox.of(fields.tools, fields.tool_choice)
             if tools.ignored and self._strict:
@@ -101,14 +101,14 @@ class Responses:
         except InvalidRequest as error:
             refused = as_written(error, forced=fields.tool_choice not in ("none", "auto"))
             if refused.code == TOO_LONG and fields.stream and not fields.background:
-                return EventStream(_too_long(fields, model, refused), parsed.headers)
+                return EventStream(_too_long(fields, model.name, refused), parsed.headers)
             raise refused from None
 
     async def count(self, request: Request) -> Response:
         """How many tokens the input of a request would have."""
         parsed = await OTHERS.read(request, InputFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
-        check_model(self._engine, fields.model)
+        await choose_model(self._engine, fields.model)
         try:
             tools = Toolbox.of(fields.tools, fields.tool_choice)
             asked, _ = await self._asked(fields, parsed.others, tools, client_of(request))
@@ -119,11 +119,12 @@ class Responses:
 
     # --- requests
 
-    async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: str, tools: Toolbox) -> _Job:
+    async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: Chosen, tools: Toolbox) -> _Job:
         fields = parsed.fields
         _check(fields)
         asked, items = await self._asked(fields, parsed.others, tools, client_of(request))
         scored = bool(fields.top_logprobs) or "message.output_text.logprobs" in fields.include
+        asked.given = {**asked.given, **model.keywords}
         decided = dict(asked.decided)
         if scored:
             decided["logprobs"] = fields.top_logprobs or 0
@@ -135,7 +136,7 @@ class Responses:
         turn = await self._conversations.turn(asked)
         fields.input = []  # it may be large, and the answer may take long
         writer = ResponseWriter(
-            _response(fields, model, turn.sampling),
+            _response(fields, model.name, turn.sampling),
             tools.known,
             include=fields.include,
             num_top=fields.top_logprobs or 0,

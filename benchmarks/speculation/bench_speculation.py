@@ -1,0 +1,134 @@
+"""Speculative decoding: what looking for guesses costs, what they cost the scheduler, and how much faster tokens come.
+
+`costs` needs no model: microseconds of a look in a text of 8,000 tokens to which one is added each time, and of a step of the
+scheduler for 64 requests with guesses, of which half hold, and without. `speed` runs two engines in one process in turns, one
+that guesses and one that does not, on the same prompts, greedy: tokens in a second, the median of the rounds, and their ratio.
+
+Run: python benchmarks/speculation/bench_speculation.py costs
+     python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL] [--prompt TEXT] [--streams N ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from builtin_plugins.speculators.messages import NAME, Report
+from builtin_plugins.speculators.ngram import NGram
+from builtin_plugins.speculators.scheduling import Asker
+from builtin_plugins.speculators.suffix import Suffix
+from core import LLM, SamplingParams
+from core.api import DraftRow, EngineConfig, EngineRequest, SpeculativeConfig
+from core.kv import KVManager, plan_layout
+from core.scheduler import Scheduler, SchedulerLimits
+from core.spec.kv import FullAttention, LayerKV
+from core.step import NewRow, StepResult
+
+CONTEXT = 8000
+ROWS = 64
+MOST = 4
+REPEATING = "Repeat this list, as it is, again and again: " + ", ".join(f"item {i} of many" for i in range(12)) + ". "
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("costs", "speed"))
+    parser.add_argument("--config", type=json.loads, default={"method": "ngram", "num_speculative_tokens": 5})
+    parser.add_argument("--model", default=None, help="default: the demo model")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument("--prompt", default=REPEATING)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    if arguments.what == "speed":
+        _speed(arguments)
+        return
+    for kind in (NGram, Suffix):
+        print(f"{kind.__name__}: {_look_us(kind):.1f} us a request and step at {CONTEXT} tokens")
+    plain, guessing = (_step_us(guessing=guessing) for guessing in (False, True))
+    print(
+        f"scheduler, {ROWS} requests: {plain:.1f} us a step, with guesses {guessing:.1f}: {guessing / plain:.2f} times"
+    )
+
+
+def _look_us(kind: Any) -> float:
+    """Return the median cost of a look behind a new token, the text's index being there."""
+    draw, owner = random.Random(0), NewRow(0, "r", [], 0, SamplingParams(), 0, (), [])
+    finder = kind(EngineConfig(), SpeculativeConfig(method="x", num_speculative_tokens=5), None)
+    tokens = np.array([draw.randrange(300) for _ in range(CONTEXT)])
+    times = []
+    for end in range(CONTEXT // 2, CONTEXT):
+        begun = time.perf_counter()
+        finder.drafts([DraftRow(0, owner, tokens[:end], 5)])
+        times.append(time.perf_counter() - begun)
+    return 1e6 * statistics.median(times[-1000:])
+
+
+def _step_us(*, guessing: bool) -> float:
+    """Return the median cost of planning a step of many requests and reading its result."""
+    layout = plan_layout(
+        [LayerKV("0", FullAttention(8, 64, "float32"))],
+        block_size=64,
+        memory_bytes=0,
+        num_blocks=40 * ROWS,
+        max_model_len=2048,
+        max_num_seqs=ROWS,
+    )
+    asker = [Asker(ROWS)] if guessing else []
+    scheduler = Scheduler(SchedulerLimits(8192, ROWS, 2048), KVManager(layout), extensions=asker)
+    for i in range(ROWS):
+        scheduler.add(
+            EngineRequest(
+                request_id=str(i), prompt_token_ids=[1] * 8, sampling=SamplingParams(), seed=0, max_tokens=1900
+            )
+        )
+    rows, times = list(range(ROWS)), []
+    for _ in range(300):
+        begun = time.perf_counter()
+        plan = scheduler.schedule()
+        took = time.perf_counter() - begun
+        assert plan is not None
+        sampled = [*plan.steady, *(plan.rows[i] for i in plan.samples)]
+        accepted = [1 + guessed // 2 for guessed in plan.guesses]
+        report = Report(rows, [MOST] * ROWS, [MOST // 2] * ROWS, rows, [MOST] * ROWS)
+        told = {NAME: [msgspec.msgpack.encode(report)]} if guessing else {}
+        result = StepResult(plan.step, sampled, [5] * (sum(accepted) or len(sampled)), accepted=accepted, payloads=told)
+        begun = time.perf_counter()
+        scheduler.update(result)
+        times.append(took + time.perf_counter() - begun)
+    return 1e6 * statistics.median(times[20:])
+
+
+def _speed(arguments: argparse.Namespace) -> None:
+    common: dict[str, Any] = {"max_num_seqs": max(arguments.streams), "max_model_len": 1024, "log_level": "error"}
+    common |= {"load_format": arguments.load_format} | ({"model": arguments.model} if arguments.model else {})
+    params = SamplingParams(temperature=0, max_tokens=arguments.tokens, ignore_eos=True, detokenize=False)
+    with LLM(**common) as plain, LLM(**common, speculative_config=arguments.config) as guessing:
+        for streams in arguments.streams:
+            figures: dict[int, list[float]] = {0: [], 1: []}
+            for turn in range(2 * (arguments.rounds + 1)):
+                begun = time.perf_counter()
+                llm = (plain, guessing)[turn % 2]
+                outputs = llm.generate([arguments.prompt] * streams, params, use_tqdm=False)
+                took = time.perf_counter() - begun
+                if turn > 1:  # the first turn of each warms up
+                    figures[turn % 2].append(streams * arguments.tokens / took)
+            without, speed = (statistics.median(figures[turn]) for turn in (0, 1))
+            right = sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs)
+            print(
+                f"{streams} streams: {without:.0f} tokens/s, with guesses {speed:.0f}: {speed / without:.2f} times; "
+                f"{right:.0f} of {streams * arguments.tokens} tokens were guessed right"
+            )
+
+
+if __name__ == "__main__":
+    main()

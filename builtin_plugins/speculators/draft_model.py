@@ -1,0 +1,200 @@
+"""A small model of the same vocabulary guesses: what it finds most likely, token by token.
+
+It has caching layers of its own behind the model's, in the same pools. Its keys and values of a row are computed when the row
+is first guessed for, and from then on those of new tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from core.api import AttentionInputs, ConfigError, ForwardBatch, FullAttention, LayerKV, SlidingWindow
+from core.nn.loading import load_model
+
+if TYPE_CHECKING:
+    from core.api import DraftRow, EngineConfig, GeneratingModel, ModelSource, SpeculativeConfig
+    from core.contracts.scheduling import LoadedParts, WorkerParts
+    from core.step import NewRow
+
+PREFIX: Final = "draft."
+"""Begins the names of its caching layers."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is cached of a row."""
+
+    owner: NewRow
+    tokens: list[int] = field(default_factory=list)
+    """Those whose keys and values are cached, guesses included."""
+
+
+class DraftModel:
+    """Holds the model; knows of every row what is cached."""
+
+    finds = False
+
+    def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
+        """Raises `ConfigError` where `model` is missing, or is no model."""
+        if not settings.model:
+            raise ConfigError("--speculative-config: the method draft_model needs a `model`, a folder or hub id.")
+        ranks = config.parallel.tensor_parallel_size
+        if settings.draft_tensor_parallel_size not in (0, ranks):
+            raise ConfigError(
+                f"--speculative-config.draft_tensor_parallel_size {settings.draft_tensor_parallel_size} is not "
+                f"--tensor-parallel-size {ranks}: the draft model is split as the model is. Leave it out."
+            )
+        own = replace(config.model, model=settings.model, revision=settings.revision or None, quantization=None)
+        self._config = replace(config, model=own)
+        source = registry.find_model(settings.model, self._config)
+        if source is None:
+            raise ConfigError(f"--speculative-config.model: no plugin knows the model {settings.model!r}.")
+        self._source: ModelSource = source
+        self._registry = registry
+        self._limit = min(settings.max_model_len or source.max_model_len, source.max_model_len)
+        self._chunk = config.scheduler.max_num_batched_tokens or 2048
+        self._known: dict[int, _Known] = {}
+
+    def loaded(self, parts: LoadedParts) -> list[LayerKV]:
+        """Load the model as the engine's was; return its caching layers. Raises `ConfigError` for one that does not fit."""
+        context = parts.context
+        made, _ = load_model(
+            self._config,
+            self._source,
+            self._registry,
+            device=context.device,
+            dtype=context.dtype,
+            attention=context.attention,
+            group=context.group,
+            pipeline=context.pipeline,
+            facts=parts.facts,
+        )
+        self._model: GeneratingModel = made  # type: ignore[assignment]  # its vocabulary says that it generates
+        if made.vocab_size != parts.model.vocab_size:
+            raise ConfigError(
+                f"--speculative-config.model {self._source.name!r} has {made.vocab_size} tokens, the model "
+                f"{parts.model.vocab_size}: both must have the same vocabulary."
+            )
+        self._backend = context.attention
+        return [LayerKV(PREFIX + layer.name, self._kept(layer)) for layer in made.kv_layers]
+
+    def _kept(self, layer: LayerKV) -> FullAttention:
+        """Return what a layer keeps. Tokens behind a window are kept too: rows are caught up with from their beginning."""
+        spec = layer.spec
+        if type(spec) not in (FullAttention, SlidingWindow):
+            raise ConfigError(
+                f"--speculative-config.model {self._source.name!r} has layers that keep other than keys and values "
+                f"({type(spec).__name__}), which cannot guess here; choose a model of attention alone."
+            )
+        return FullAttention(spec.kv_heads, spec.head_size, spec.dtype)  # type: ignore[union-attr]
+
+    def attach(self, parts: WorkerParts) -> None:
+        """Take the cache."""
+        self._model.bind_kv(parts.caches)
+        self._batch, self._device = parts.batch, parts.device
+        groups = {layer: index for index, group in enumerate(parts.layout.groups) for layer in group.layers}
+        self._group_of_layer = [groups[parts.first_layer + own] for own in range(len(parts.caches))]
+        self._layout = parts.layout
+
+    def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """Return the most likely tokens of each row."""
+        drafts: list[list[int]] = [[] for _ in rows]
+        lengths = [len(each.tokens) for each in rows]
+        active = [i for i, each in enumerate(rows) if lengths[i] + each.most <= self._limit]
+        fresh = {i: self._fresh(rows[i]) for i in active}
+        for ahead in range(max((rows[i].most for i in active), default=0)):
+            active = [i for i in active if ahead < rows[i].most]
+            best = self._next([rows[i].row for i in active], [fresh[i] for i in active])
+            for i, token in zip(active, best, strict=True):
+                drafts[i].append(token)
+                fresh[i] = lengths[i] + ahead, [token]
+                if ahead + 1 < rows[i].most:
+                    self._known[rows[i].row].tokens.append(token)
+        return drafts
+
+    def _fresh(self, asked: DraftRow) -> tuple[int, list[int]]:
+        """Return the first position that is not cached, and the tokens from there on; take them for cached."""
+        known = self._known.get(asked.row)
+        if known is None or known.owner is not asked.owner:
+            known = self._known[asked.row] = _Known(asked.owner)
+        tokens: list[int] = asked.tokens.tolist()
+        same = min(
+            len(known.tokens), len(tokens) - 1
+        )  # the last one is computed in any case: what follows it is wanted
+        while known.tokens[:same] != tokens[:same]:
+            same -= 1  # guesses that were wrong, a few at most
+        known.tokens = tokens
+        return same, tokens[same:]
+
+    def _next(self, rows: list[int], fresh: list[tuple[int, list[int]]]) -> list[int]:
+        """Compute tokens from a position on, for each of these rows; return what follows the last one of each."""
+        best = [0] * len(rows)
+        while fresh:
+            room, chunk, rest = self._chunk, [], []
+            for start, tokens in fresh:
+                now = tokens[:room]
+                chunk.append((start, now))
+                rest.append((start + len(now), tokens[len(now) :]))
+                room -= len(now)
+            places = [i for i, (_, now) in enumerate(chunk) if now]
+            found = self._compute([rows[i] for i in places], [chunk[i] for i in places])
+            for i, token in zip(places, found, strict=True):
+                best[i] = token
+            fresh = rest if any(tokens for _, tokens in rest) else []
+        return best
+
+    def _compute(self, rows: list[int], chunk: list[tuple[int, list[int]]]) -> list[int]:
+        counts = np.array([len(tokens) for _, tokens in chunk])
+        starts = np.array([start for start, _ in chunk])
+        ends = np.cumsum(counts)
+        positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+        places = [torch.from_numpy(array).to(self._device) for array in (np.array(rows), starts, counts, positions)]
+        ids = torch.tensor([token for _, tokens in chunk for token in tokens], device=self._device)
+        batch = ForwardBatch(
+            input_ids=ids,
+            positions=places[3],
+            attention=self._attention([0, *ends.tolist()], (starts + counts).tolist(), *places),
+            rows=rows,
+            starts=starts.tolist(),
+            counts=counts.tolist(),
+            prompt_lens=[0] * len(rows),
+            token_ids=self._batch.token_ids,
+        )
+        hidden = self._model(batch)
+        best: list[int] = self._model.logits(hidden[torch.from_numpy(ends - 1)]).argmax(dim=-1).tolist()
+        return best
+
+    def _attention(
+        self,
+        query_starts: list[int],
+        kv_lens: list[int],
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        counts: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> list[Any]:
+        """Return what each layer's attention is given."""
+        prepared = {}
+        for group in set(self._group_of_layer):
+            layout = self._layout.groups[group]
+            size, table = layout.block_size, self._batch.tables[group].index_select(0, rows)
+            blocks = table[torch.repeat_interleave(torch.arange(len(rows)), counts), positions // size]
+            prepared[group] = self._backend.prepare(
+                AttentionInputs(
+                    query_starts=query_starts,
+                    kv_lens=kv_lens,
+                    block_table=table[:, : -(-max(kv_lens) // size)],
+                    slots=blocks.long() * size + positions % size,
+                    block_size=size,
+                    spec=layout.spec,  # type: ignore[arg-type]  # `_kept` made it
+                    starts=starts,
+                    counts=counts,
+                    lengths=starts + counts,
+                )
+            )
+        return [prepared[group] for group in self._group_of_layer]

@@ -1,0 +1,237 @@
+"""The worker half: writes guesses where they are granted, and says how many are wanted next.
+
+Every rank guesses the same. The first one also measures what steps take and which guesses were right, and so decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+import numpy as np
+import torch
+
+from builtin_plugins.speculators.messages import NAME, Granted, Report
+from builtin_plugins.speculators.pace import LONGEST_REST, Pace
+from core.api import DraftRow
+
+if TYPE_CHECKING:
+    from core.api import ForwardBatch, LayerKV, SpeculativeConfig, Speculator
+    from core.contracts.scheduling import LoadedParts, Sampled, WorkerParts
+    from core.step import NewRow
+
+log = logging.getLogger(__name__)
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Granted).decode
+SHORTEST_REST: Final = 8
+"""Steps in which nothing is considered, after one in which guesses did not pay; each rest is twice as long as the last."""
+LOOKING_SHARE: Final = 0.02
+"""Of a step's time that may be spent on looking for guesses in vain."""
+
+
+class Drafting:
+    """Asks one speculator, whose faults cost nothing but speed."""
+
+    name = NAME
+
+    def __init__(
+        self, speculator: Speculator, settings: SpeculativeConfig, num_rows: int, explain: Callable[[Exception], str]
+    ) -> None:
+        """`explain` logs what the speculator raised, with whose fault it is."""
+        self._speculator: Speculator | None = speculator
+        self._explain = explain
+        self._most, self._too_many = settings.most, settings.disable_by_batch_size or num_rows + 1
+        self._adaptive = settings.adaptive
+        self._pace = Pace(num_rows + 1, settings.most, adaptive=settings.adaptive)
+        self._owners: list[NewRow | None] = [None] * (num_rows + 1)
+        self._found: dict[int, Sequence[int]] = {}
+        """What was found behind the last step, by row."""
+        self._checked: tuple[list[int], list[int]] = [], []
+        """Rows that guess in this step, and how many tokens each."""
+        self._sampled: Sampled | None = None
+        self._begun_s, self._num_tokens = 0.0, 0
+        self._rest = self._last_rest = 0
+        """Steps to go, and as many as there were, before it is considered again whether to guess."""
+        self._resting_rows = 0
+        self._wanting = False
+
+    def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
+        """Return the layers of a speculator that has some."""
+        load = getattr(self._speculator, "loaded", None)
+        return [] if load is None else list(load(parts))
+
+    def attach(self, parts: WorkerParts) -> None:
+        """Take rows and tokens."""
+        self._batch, self._vocab_size = parts.batch, parts.model.vocab_size
+        self._decides = parts.group.rank == 0
+        attach = getattr(self._speculator, "attach", None)
+        if attach is not None:
+            attach(parts)
+
+    # --- before the model
+
+    def begin(self, payload: bytes | None) -> None:
+        """Write the guesses of rows that may check some."""
+        self._begun_s, self._sampled, self._num_tokens = time.perf_counter(), None, 0
+        self._checked = [], []
+        if payload is None:
+            return
+        granted = _decode(payload)
+        wanting = [
+            (row, most) for row, most in zip(granted.rows, granted.counts, strict=True) if row not in self._found
+        ]
+        if wanting and self._speculator is not None:
+            ends = self._batch.ends[[row for row, _ in wanting]].tolist()
+            asked = [(row, end + 1, most) for (row, most), end in zip(wanting, ends, strict=True)]
+            self._found |= self._drafts(self._speculator, asked)
+        drafts = [list(self._found.get(row, ()))[:most] for row, most in zip(granted.rows, granted.counts, strict=True)]
+        self._write(granted.rows, drafts)
+        self._checked = granted.rows, [len(draft) for draft in drafts]
+
+    def _write(self, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
+        sizes = [len(draft) for draft in drafts]
+        at = np.repeat(np.asarray(rows, dtype=np.int64), sizes)
+        ahead = [place for size in sizes for place in range(1, size + 1)]
+        index = torch.from_numpy(at)
+        positions = self._batch.ends[index] + torch.tensor(ahead, dtype=torch.int64)
+        tokens = torch.tensor([token for draft in drafts for token in draft], dtype=torch.int64)
+        self._batch.token_ids[index, positions] = tokens.to(self._batch.token_ids.device)
+
+    def _drafts(self, speculator: Speculator, rows: Sequence[tuple[int, int, int]]) -> dict[int, Sequence[int]]:
+        """Return what the speculator guesses for (row, known tokens, most), made of tokens that there are."""
+        asked = []
+        for row, length, most in rows:
+            owner = cast("NewRow", self._batch.requests[row])  # a row that computes has one
+            asked.append(DraftRow(row, owner, self._batch.token_ids[row, :length].numpy(force=True), most))
+        try:
+            drafts = speculator.drafts(asked)
+            return {each.row: self._sound(draft, each.most) for each, draft in zip(asked, drafts, strict=True)}
+        except Exception as error:  # noqa: BLE001 - plugin code may raise anything; requests do without guesses
+            log.error("%s; nothing is guessed any more", self._explain(error))
+            self._speculator = None
+            return {}
+
+    def _sound(self, draft: Sequence[int], most: int) -> list[int]:
+        """Return the draft up to its first token that is none of the vocabulary."""
+        sound: list[int] = []
+        for token in draft[:most]:
+            if not 0 <= token < self._vocab_size:
+                break
+            sound.append(int(token))
+        return sound
+
+    def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
+        """Count the step's tokens."""
+        self._num_tokens = len(batch.input_ids)
+
+    # --- behind it
+
+    def sampled(self, sampled: Sampled, payload: bytes | None) -> None:
+        """Keep what was sampled until the step has ended."""
+        self._sampled = sampled
+
+    def after_sample(self, payload: bytes | None) -> bytes | None:
+        """Report which guesses were right, and how many are wanted next."""
+        self._found.clear()
+        sampled = self._sampled
+        if not self._decides or sampled is None:
+            return None
+        seconds = time.perf_counter() - self._begun_s
+        self._pace.passed(seconds)
+        speculator = self._speculator
+        if speculator is None or self._is_resting(len(sampled.ends)):
+            if not self._wanting:
+                return None
+            self._wanting = False
+            return _encode(Report())
+        rows = _firsts(sampled)
+        self._note_owners(rows)
+        drafted = [0] * len(rows)
+        if self._checked[0]:
+            counts = dict(zip(*self._checked, strict=True))
+            drafted = [counts.get(row, 0) for row in rows]
+        num_plain = len(rows) + sum(self._checked[1])
+        costs = self._pace.costs
+        (costs.take_prompts if self._num_tokens > num_plain else costs.take)(self._num_tokens, seconds)
+        accepted = self._verified(rows, drafted, sampled)
+        wanted = self._want(speculator, rows, sampled)
+        checked = [place for place, count in enumerate(drafted) if count]
+        report = Report(
+            [rows[place] for place in checked],
+            [drafted[place] for place in checked],
+            [accepted[place] for place in checked],
+            [row for row, count in zip(rows, wanted, strict=True) if count],
+            [count for count in wanted if count],
+        )
+        if not (report.rows or report.wanting or self._wanting):
+            return None
+        self._wanting = bool(report.wanting)
+        return _encode(report)
+
+    def _is_resting(self, num_rows: int) -> bool:
+        """Say whether this step is one of those in which nothing is considered."""
+        if num_rows >= self._too_many:
+            return True
+        if self._rest and 2 * num_rows > self._resting_rows:
+            self._rest -= 1
+            return True
+        self._rest = 0
+        return False
+
+    def _pause(self, num_rows: int, steps: int) -> None:
+        """Consider nothing for some steps, unless there are far fewer rows."""
+        if self._adaptive:
+            self._rest, self._resting_rows = min(LONGEST_REST, steps), num_rows
+
+    def _note_owners(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            owner = self._batch.requests[row]
+            if owner is not self._owners[row]:
+                self._owners[row] = owner
+                self._pace.entered(row)
+
+    def _verified(self, rows: Sequence[int], drafted: Sequence[int], sampled: Sampled) -> list[int]:
+        """Return how many guesses of each row were right."""
+        if not self._checked[0]:
+            return [0] * len(rows)
+        right = np.minimum(sampled.accepted.numpy(force=True) - 1, drafted)
+        checked = np.asarray(drafted).nonzero()[0]
+        if len(checked):
+            self._pace.verified(np.asarray(rows)[checked], np.asarray(drafted)[checked], right[checked])
+        accepted: list[int] = right.tolist()
+        return accepted
+
+    def _want(self, speculator: Speculator, rows: Sequence[int], sampled: Sampled) -> list[int]:
+        """Return how many guesses each row shall check in the next step."""
+        index = np.asarray(rows)
+        finds = speculator.finds
+        wanted = self._pace.choose(index, self._most, pretend=finds)  # if all of them were there
+        if not wanted.any():
+            self._last_rest = max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
+            self._pause(len(rows), self._last_rest)
+            return [0] * len(rows)
+        if finds:
+            begun_s = time.perf_counter()
+            ends = sampled.ends.tolist()
+            self._found = self._drafts(
+                speculator, [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
+            )
+            if not any(self._found.values()):
+                took_s, step_s = time.perf_counter() - begun_s, begun_s - self._begun_s
+                self._pause(len(rows), int(took_s / (LOOKING_SHARE * step_s)))
+                return [0] * len(rows)
+            wanted = self._pace.choose(index, np.array([len(self._found.get(row, ())) for row in rows]))
+        self._last_rest = 0
+        counts: list[int] = wanted.tolist()
+        return counts
+
+
+def _firsts(sampled: Sampled) -> list[int]:
+    """Return the rows that sample, each once."""
+    rows = sampled.rows.rows
+    if len(rows) == len(sampled.ends):
+        return rows
+    return [row for row, point in zip(rows, sampled.rows.points, strict=True) if point == 0]

@@ -1,0 +1,172 @@
+"""How many tokens are worth guessing: from what steps of so many tokens took, and how often each row's guesses were right.
+
+A step of n tokens more takes longer, and brings as many tokens as are likely to be right. Those guesses are made, most
+likely ones first, that bring the most tokens in a second; where none do, speculation rests for a while.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+LIKELY: Final = 0.7
+"""Assumed share of right guesses of a request of which none was checked, as long as nothing else is known."""
+DOUBT: Final = 2.0
+"""As many checked guesses count as much as that assumption."""
+MEMORY: Final = 0.8
+"""What earlier steps of a row count, against the last one."""
+MARGIN: Final = 1.03
+"""So much faster guesses must promise to be."""
+TRIALS: Final = 4
+"""Steps of a size before what they took is believed: the first of them prepare for the others."""
+KEPT: Final = 8
+"""Steps of a size, the last ones, of which the shortest counts."""
+TRIAL_S: Final = 0.1
+"""Time that trials of sizes may have lost, from the start ..."""
+TRIAL_SHARE: Final = 0.01
+"""... and for each second of steps."""
+LONGEST_REST: Final = 256
+"""Steps."""
+
+
+class Costs:
+    """What steps took, by their number of tokens: the shortest of the last few, since whatever disturbs makes them longer."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, deque[float]] = {}
+        self._known: dict[int, float] = {}
+        """By size, what is believed."""
+        self.token_s = 0.0
+        """What a token of a prompt took at least, all else included."""
+        self._sizes: Floats = np.zeros(0)
+        self._seconds: Floats = np.zeros(0)
+
+    def take_prompts(self, num_tokens: int, seconds: float) -> None:
+        """Take in a step that computes prompts, too."""
+        self.token_s = min(self.token_s or seconds, seconds / num_tokens)
+
+    def take(self, num_tokens: int, seconds: float) -> None:
+        """Take in a step in which rows decode."""
+        size = _rounded(num_tokens)
+        last = self._last.setdefault(size, deque(maxlen=KEPT))
+        last.append(seconds)
+        if len(last) >= TRIALS:
+            self._known[size] = min(last)
+            self._sizes = np.array(sorted(self._known), dtype=np.float64)
+            self._seconds = np.array([self._known[size] for size in sorted(self._known)])
+
+    @property
+    def largest(self) -> int:
+        """Return the most tokens of which it is known what they take."""
+        return int(self._sizes[-1]) if len(self._sizes) else 0
+
+    def of(self, num_tokens: Ints) -> Floats | None:
+        """Return the seconds that steps of so many tokens are likely to take; None where nothing is known of them.
+
+        Between known sizes it grows evenly, beyond the largest as `at_least` says.
+        """
+        sizes, seconds = self._sizes, self._seconds
+        if not len(sizes) or sizes[0] > num_tokens[0]:
+            return None
+        beyond = np.maximum(num_tokens - sizes[-1], 0.0)
+        likely: Floats = np.interp(num_tokens, sizes, seconds) + self._more_s * beyond
+        return likely
+
+    def at_least(self, num_tokens: Ints, first_s: float) -> Floats:
+        """Return the seconds that they take at the best, if the first takes `first_s`."""
+        likely: Floats = first_s + self._more_s * (num_tokens - num_tokens[0])
+        return likely
+
+    @property
+    def _more_s(self) -> float:
+        """What a token more takes, of which nothing is known: half of one in prompts, so that a size is tried rather than not."""
+        return 0.5 * self.token_s
+
+
+class Pace:
+    """Chooses the guesses of the next step."""
+
+    def __init__(self, num_rows: int, most: int, *, adaptive: bool = True) -> None:
+        self._adaptive: Final = adaptive
+        self._places: Final = np.arange(1, most + 1)
+        self._right: Final = np.zeros(num_rows)
+        self._checked: Final = np.zeros(num_rows)
+        self._likely = LIKELY
+        self._trial_s = TRIAL_S
+        """Time that may be lost in trials."""
+        self.costs: Final = Costs()
+
+    def passed(self, seconds: float) -> None:
+        """Note that a step has taken so long."""
+        self._trial_s = min(self._trial_s + TRIAL_SHARE * seconds, TRIAL_S)
+
+    def entered(self, row: int) -> None:
+        """Another request has a row."""
+        self._right[row] = self._checked[row] = 0.0
+
+    def verified(self, rows: Ints, drafted: Ints, accepted: Ints) -> None:
+        """Take in how many guesses of rows were right; those behind a wrong one say nothing."""
+        checked = np.minimum(accepted + 1, drafted)
+        self._right[rows] = self._right[rows] * MEMORY + accepted
+        self._checked[rows] = self._checked[rows] * MEMORY + checked
+        share = float(accepted.sum() / max(1, checked.sum()))
+        self._likely += 0.05 * (share - self._likely)
+
+    def likely(self, rows: Ints) -> Floats:
+        """Return how likely each row's next guess is right."""
+        shares: Floats = (self._right[rows] + DOUBT * self._likely) / (self._checked[rows] + DOUBT)
+        return shares
+
+    def choose(self, rows: Ints, ready: Ints | int, *, pretend: bool = False) -> Ints:
+        """Return how many guesses each of `rows` shall check in a step of all of them; at most as many as are `ready`.
+
+        With `pretend`, nothing follows from it.
+        """
+        there = self._places <= np.reshape(ready, (-1, 1))
+        chances = np.where(there, self.likely(rows)[:, None] ** self._places, 0.0)
+        if not self._adaptive:
+            chosen: Ints = there.sum(axis=1) + np.zeros(len(rows), dtype=np.int64)
+            return chosen
+        order = np.sort(chances[chances > 0])[::-1]
+        sizes = len(rows) + np.arange(len(order) + 1)
+        seconds = self.costs.of(sizes)
+        if seconds is None or not len(order):
+            return np.zeros(len(rows), dtype=np.int64)
+        tokens = len(rows) + np.concatenate(([0.0], np.cumsum(order)))
+        best = _best(tokens / seconds)
+        if not best or sizes[best] > self.costs.largest:
+            best = self._trial(sizes, seconds, tokens, 0.0 if pretend else 1.0)
+        if not best:
+            return np.zeros(len(rows), dtype=np.int64)
+        return np.asarray((chances >= order[best - 1]).sum(axis=1))
+
+    def _trial(self, sizes: Ints, seconds: Floats, tokens: Floats, share: float) -> int:
+        """Return how many guesses to check in order to learn what that takes; 0: no time may be lost at present.
+
+        By what is known nothing pays, but it may have been another process that made steps long; or it is a size that was
+        not tried yet. `share` of the time that may be lost is counted.
+        """
+        best = _best(tokens / self.costs.at_least(sizes, float(seconds[0])))
+        lost_s = max(float(seconds[best] - seconds[0]), self.costs.token_s * best)
+        if not best or lost_s > self._trial_s:
+            return 0
+        self._trial_s -= share * lost_s
+        return best
+
+
+def _best(speed: Floats) -> int:
+    """Return the number of guesses with the highest speed; 0 where none is clearly faster than no guess."""
+    best = int(np.argmax(speed))
+    return best if speed[best] >= MARGIN * speed[0] else 0
+
+
+def _rounded(num_tokens: int) -> int:
+    """Return the size that steps of so many tokens are counted under: the first three binary digits beyond 16."""
+    step = 1 << max(0, num_tokens.bit_length() - 4)
+    return -(-num_tokens // step) * step

@@ -1,0 +1,122 @@
+"""Guesses change no token: whatever is asked of sampling, however the engine is run, and however bad they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixed_requests import NGRAM, counted, open_llm, run
+
+from core import LLM, SamplingParams
+from core.api import StructuredOutputsParams
+
+HOSTILE = str(Path(__file__).parent / "hostile.py")
+WAYS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "depth 2": {"async_scheduling": True},
+    "a budget of 16 tokens": {"max_num_batched_tokens": 16},
+    "few blocks": {"max_model_len": 96, "num_gpu_blocks_override": 18, "kv_cache_memory_bytes": None},
+    "few blocks, depth 2": {
+        "max_model_len": 96,
+        "num_gpu_blocks_override": 18,
+        "kv_cache_memory_bytes": None,
+        "async_scheduling": True,
+    },
+    "one row": {"max_num_seqs": 1},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "reference attention": {"attention_backend": "reference"},
+}
+QUICK = ("as it is", "few blocks, depth 2")
+
+
+@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w in QUICK else pytest.mark.slow) for w in WAYS])
+def test_ngram_changes_no_token(expected: list[Any], way: str) -> None:
+    with open_llm(NGRAM, **WAYS[way]) as llm:
+        assert run(llm) == expected
+        total = counted(llm)
+        assert total.tokens > 40
+        assert sum(total.right) > 10
+        if "few blocks" in way:
+            assert llm.core.scheduler.num_preemptions > 0
+        llm.core.scheduler.check()
+
+
+@pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["depth 1", "depth 2"])
+def test_a_hostile_speculator_costs_nothing_but_time(expected: list[Any], ahead: bool) -> None:
+    """Random guesses, more than were asked for, tokens that there are not, for rows at their end."""
+    speculative = {"method": "hostile", "num_speculative_tokens": 7, "adaptive": False}
+    with open_llm(speculative, plugins=[HOSTILE], async_scheduling=ahead) as llm:
+        assert run(llm) == expected
+        assert counted(llm).tokens > 300
+
+
+def test_one_that_raises_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    speculative = {"method": "raising", "num_speculative_tokens": 2, "adaptive": False}
+    with open_llm(speculative, plugins=[HOSTILE]) as llm:
+        output = llm.generate("hello", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 9
+    assert not output.error
+    assert [r.message for r in caplog.records if "nothing is guessed any more" in r.message]
+
+
+def test_right_guesses_save_steps() -> None:
+    same = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, detokenize=False)
+    prompt = "one two three four five six seven eight " * 3
+    steps = []
+    for speculative in (None, NGRAM):
+        with open_llm(speculative) as llm:
+            output = llm.generate([prompt], same, use_tqdm=False)[0]
+            steps.append((llm.core.num_steps, tuple(output.outputs[0].token_ids)))
+    (alone, want), (guessing, tokens) = steps
+    assert tokens == want
+    assert guessing < 0.6 * alone
+    right = output.counts["spec_decode_num_accepted_tokens"]
+    assert guessing == alone - right
+    assert output.counts["spec_decode_num_draft_tokens"] >= right
+
+
+@pytest.mark.slow
+def test_seeded_requests_have_the_same_tokens_with_guesses_and_without() -> None:
+    def tokens(speculative: dict[str, Any] | None) -> list[Any]:
+        with LLM(speculative_config=speculative, max_num_seqs=32, max_model_len=256) as llm:
+            prompts = [f"Tell me of {i} and {i} and {i}" for i in range(100)]
+            params = [
+                SamplingParams(temperature=1.0, top_p=0.9, seed=seed, max_tokens=32)
+                for seed in range(10)
+                for _ in prompts
+            ]
+            return [o.outputs[0].token_ids for o in llm.generate(prompts * 10, params, use_tqdm=False)]
+
+    assert tokens(NGRAM) == tokens(None)
+
+
+def test_grammars_hold_and_change_no_token() -> None:
+    pytest.importorskip("xgrammar")
+    names = ("colour", "shade", "hue")
+    schemas = [
+        {"type": "object", "properties": {n: {"enum": ["red", "green"]} for n in names[: 1 + i % 3]}, "required": [*names[: 1 + i % 3]]}
+        for i in range(6)
+    ]  # fmt: skip
+    outcomes = []
+    for speculative in (None, NGRAM):
+        with open_llm(speculative) as llm:
+            params = [
+                SamplingParams(
+                    temperature=i % 2, seed=i, max_tokens=60, structured_outputs=StructuredOutputsParams(json=s)
+                )
+                for i, s in enumerate(schemas)
+            ]
+            text = 'Answer in JSON: {"colour": "red", "shade": "green", "hue": "red"}'
+            outputs = llm.generate([text] * len(schemas), params, use_tqdm=False)
+            outcomes.append([(o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs])
+    assert outcomes[0] == outcomes[1]
+    assert {reason for _, reason in outcomes[1]} == {"stop"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
+def test_two_ranks_guess_alike(expected: list[Any], ahead: bool) -> None:
+    with open_llm(NGRAM, tensor_parallel_size=2, async_scheduling=ahead) as llm:
+        assert run(llm) == expected
+        assert counted(llm).tokens > 40

@@ -1,0 +1,66 @@
+"""How many guesses are made: as many as bring more tokens in a second than they cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builtin_plugins.speculators.pace import Pace
+
+MOST = 5
+
+
+def told(cost_s: dict[int, float]) -> Pace:
+    pace = Pace(64, MOST)
+    for size, seconds in cost_s.items():
+        for _ in range(4):
+            pace.costs.take(size, seconds)
+    return pace
+
+
+def choose(pace: Pace, rows: int, ready: int = MOST) -> list[int]:
+    chosen: list[int] = pace.choose(np.arange(rows), np.full(rows, ready)).tolist()
+    return chosen
+
+
+def test_where_more_tokens_cost_nothing_all_are_guessed() -> None:
+    assert choose(told({1: 1.0, 6: 1.0}), 1) == [MOST]
+    assert choose(told({1: 1.0, 6: 1.0}), 1, ready=2) == [2]
+
+
+def test_where_each_token_costs_as_much_none_is_guessed() -> None:
+    pace = told({size: float(size) for size in (32, 64, 96, 192)})
+    pace.costs.take_prompts(100, 100.0)
+    assert choose(pace, 32) == [0] * 32
+
+
+def test_rows_whose_guesses_are_right_guess_more() -> None:
+    pace = told({4: 1.0, 8: 1.2, 24: 2.5})
+    rows = np.arange(4)
+    for _ in range(10):
+        pace.verified(rows, np.full(4, 5), np.array([5, 5, 0, 0]))
+    good, also, bad, worse = choose(pace, 4)
+    assert good == also > bad == worse
+
+
+def test_nothing_is_guessed_before_a_step_was_measured() -> None:
+    assert choose(Pace(4, MOST), 2) == [0, 0]
+
+
+def test_trials_lose_a_bounded_time() -> None:
+    pace = told({8: 0.001, 48: 1.0})  # as when another process had the machine
+    assert choose(pace, 8) == [0] * 8
+    quick = told({8: 0.001, 48: 0.02})
+    assert sum(choose(quick, 8)) > 0  # tried again: it may have been a disturbance
+    tried = sum(any(choose(quick, 8)) for _ in range(50))
+    assert tried < 10
+
+
+def test_a_row_forgets_who_had_it() -> None:
+    pace = told({1: 1.0, 6: 3.0})
+    for _ in range(10):
+        pace.verified(np.array([0]), np.array([5]), np.array([0]))
+    low = pace.likely(np.array([0]))[0]
+    pace.entered(0)
+    assert pace.likely(np.array([0]))[0] > low + 0.2
+    assert pace.likely(np.array([0]))[0] == pytest.approx(pace.likely(np.array([1]))[0])
