@@ -269,12 +269,10 @@ class AsyncLLM:
         if aborts:
             self._client.abort(aborts)
         for output in outputs:
-            mailbox = self._mailboxes.get(output.request_id)
-            if mailbox is None:
-                continue
-            mailbox.put(output)
-            if output.finished:
-                del self._mailboxes[output.request_id]
+            if mailbox := self._mailboxes.get(output.request_id):
+                mailbox.put(output)
+                if output.finished:
+                    del self._mailboxes[output.request_id]
 
     def _fail_all(self, error: BaseException) -> None:
         for mailbox in self._mailboxes.values():

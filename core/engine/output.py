@@ -112,8 +112,7 @@ class OutputProcessor:
                     aborts.append(delta.request_id)
             elif newest[delta.request_id] is not delta:
                 continue
-            output = self._show(client, sequence, now_s)
-            if output is not None:
+            if (output := self._show(client, sequence, now_s)) is not None:
                 outputs.append(output)
             if not client.num_open:
                 self.drop(client.request_id)
@@ -166,10 +165,8 @@ class OutputProcessor:
             and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval
         ):
             return None
-        sequences = (sequence,) if client.streams else client.sequences.values()
-        shown = [each.show(delta=client.streams) for each in sequences]
-        goes_on = sequence.finish_reason is None and client.error is None
-        if goes_on and client.offer is not None and client.offer(shown[0]):
+        shown = [s.show(delta=client.streams) for s in ([sequence] if client.streams else client.sequences.values())]
+        if sequence.finish_reason is None and client.error is None and client.offer and client.offer(shown[0]):
             return None
         return RequestOutput(
             client.request_id,

@@ -41,9 +41,8 @@ class EngineApp(FastAPI):
         if not options.get("disable_fastapi_docs"):
             routes.append(Route(PATH, self._describe, methods=["GET"], include_in_schema=False))
         self._groups = groups
-        super().__init__(
-            routes=routes, openapi_url=None, docs_url=None, redoc_url=None, root_path=options.get("root_path") or ""
-        )
+        super().__init__(routes=routes, openapi_url=None, docs_url=None, redoc_url=None)
+        self.root_path = options.get("root_path") or ""  # as an argument it is deprecated: servers are to have it
         self.limits = Limits.from_options(options)
         self.guard = Guard(
             AsyncExitStackMiddleware(self.router),
