@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from core.cli.memory_plan import MemoryPlan, memory_plan
     from core.engine.async_llm import AsyncLLM
+    from core.familiar.adapters import LoRARequest
     from core.familiar.args import AsyncEngineArgs, EngineArgs
     from core.familiar.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from core.familiar.engines import AsyncLLMEngine, LLMEngine
@@ -45,6 +46,7 @@ _HOMES = {
     "EngineArgs": "core.familiar.args",
     "LLM": "core.familiar.llm",
     "LLMEngine": "core.familiar.engines",
+    "LoRARequest": "core.familiar.adapters",
     "ModelRegistry": "core.familiar.models",
     "MemoryPlan": "core.cli.memory_plan",
     "CompletionOutput": "core.types",
@@ -76,6 +78,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "LoRARequest",
     "MemoryPlan",
     "ModelRegistry",
     "PoolingParams",

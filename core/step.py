@@ -200,9 +200,13 @@ class StepNews(msgspec.Struct, array_like=True):
         return len(self.request_ids) + len(self.deltas)
 
     def __iter__(self) -> Iterator[RequestDelta]:
-        tokens, counts = iter(self.token_ids), self.counts or [1] * len(self.request_ids)
-        for request_id, count in zip(self.request_ids, counts, strict=True):
-            yield RequestDelta(request_id=request_id, token_ids=list(islice(tokens, count)))
+        if self.counts:
+            tokens = iter(self.token_ids)
+            for request_id, count in zip(self.request_ids, self.counts, strict=True):
+                yield RequestDelta(request_id=request_id, token_ids=list(islice(tokens, count)))
+        else:
+            for request_id, token in zip(self.request_ids, self.token_ids, strict=True):
+                yield RequestDelta(request_id=request_id, token_ids=[token])
         yield from self.deltas
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from core.api import EngineConfig, Unserved, hookimpl
 
-_ADAPTERS: Final = "needs LoRA adapters, which are not part of this version"
+_ADAPTERS: Final = "needs LoRA adapters; start the engine with enable_lora=True (--enable-lora)"
 _MEDIA: Final = "needs images, audio and video, which are not part of this version"
 _EMBEDDINGS: Final = "needs prompts given as embeddings, which are not part of this version"
 UNSERVED: Final[Mapping[str, Unserved]] = {

@@ -62,12 +62,14 @@ class EventStream:
             await self._events.aclose()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
-        write = scope.get("state", {}).get("write")  # the server's quick way, where it has one
+        parts = scope.get("state", {}).get("parts")  # the server's quick way, where it has one
         async for data in self._events:
-            if write is None:
+            if parts is None:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-            elif (read := write(data)) is not None:
-                await read
+            elif parts.must_wait:
+                await parts.write_when_read(data)
+            else:
+                parts.write(data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -58,6 +58,13 @@ class MemoryPlan:
     """Why no cache can be made, as a start would say it; empty when one can. The layout is the least one then."""
     layout: KVLayout
     kv_bytes: list[int]
+    feature_bytes: dict[str, list[int]]
+    """What features may take beside weights and cache, by their names."""
+
+    @property
+    def taken_bytes(self) -> list[int]:
+        """All that each rank takes."""
+        return [sum(each) for each in zip(self.weight_bytes, self.kv_bytes, *self.feature_bytes.values(), strict=True)]
 
     @property
     def context_length(self) -> int:
@@ -74,8 +81,7 @@ class MemoryPlan:
         """Bytes that are missing: for the least cache, or for weights and cache together; 0 when all fits."""
         missing = self.layout_bytes - self.kv_memory_bytes if self.obstacle else 0
         if self.free_bytes is not None:
-            taken = max(map(sum, zip(self.weight_bytes, self.kv_bytes, strict=True)))
-            missing = max(missing, taken - self.free_bytes)
+            missing = max(missing, max(self.taken_bytes) - self.free_bytes)
         return max(missing, int(bool(self.obstacle)))
 
     def least_kv_bytes(self, num_tokens: int) -> int:
@@ -103,7 +109,7 @@ def memory_plan(
     """
     resolved = resolve(config, registry, serving=serving)
     config, platform = resolved.config, resolved.platform
-    infos, stored = _infos(resolved, registry, headers)
+    infos, stored, features = _infos(resolved, registry, headers)
     info = WorkerInfo.combine(infos, config.parallel.tensor_parallel_size)
     obstacle = ""
     try:
@@ -122,14 +128,21 @@ def memory_plan(
         obstacle=obstacle,
         layout=layout,
         kv_bytes=own,
+        feature_bytes=features,
     )
 
 
-def _infos(resolved: Resolved, registry: Registry, headers: Headers | None) -> tuple[list[WorkerInfo], int | None]:
-    """Return what each rank's worker would tell, and the bytes of the checkpoint."""
+def _infos(
+    resolved: Resolved, registry: Registry, headers: Headers | None
+) -> tuple[list[WorkerInfo], int | None, dict[str, list[int]]]:
+    """Return what each rank's worker would tell, the bytes of the checkpoint, and what features take of each rank."""
     config, source, parallel = resolved.config, resolved.source, resolved.config.parallel
     infos: list[WorkerInfo] = []
     stored: int | None = None
+    asked = {
+        half.name: half.host_bytes for _, half in registry.runner_extensions(config) if hasattr(half, "host_bytes")
+    }
+    features: dict[str, list[int]] = {name: [] for name in asked}
     for stage in range(parallel.pipeline_parallel_size):
         pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
         model = _build(resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline)
@@ -146,7 +159,9 @@ def _infos(resolved: Resolved, registry: Registry, headers: Headers | None) -> t
             weight_bytes=weight_bytes,
         )
         infos += [info] * parallel.tensor_parallel_size  # the last one's missing rows of the vocabulary are filled up
-    return infos, stored
+        for name, host_bytes in asked.items():
+            features[name] += [host_bytes(model, config)] * parallel.tensor_parallel_size
+    return infos, stored, features
 
 
 def _build(resolved: Resolved, registry: Registry, group: ParallelGroup, pipeline: Pipeline) -> Model:

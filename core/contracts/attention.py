@@ -152,3 +152,5 @@ class ForwardBatch:
     """[num_tokens, hidden], where a feature has set it: what the first layer reads instead of `input_ids`."""
     rope_positions: torch.Tensor | None = None
     """[k, num_tokens] int64, where a feature has set it: what models with several positions per token turn by."""
+    adapted: bool = False
+    """A feature has set adapters of layers for this step (`adapter`): it is no step that a recorded model can do again."""

@@ -122,7 +122,11 @@ class GeneratingModel(Model, Protocol):
     """A model that tokens are sampled from."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, vocab] in float32 for n selected hidden states. Only the last stage is asked."""
+        """Return logits [n, vocab] in float32 for n selected hidden states. Only the last stage is asked.
+
+        A model with a second parameter `tokens` is told by it which tokens of the step these are, as indices [n] or a slice;
+        None: all in their order.
+        """
 
 
 class PoolingModel(Model, Protocol):

@@ -242,6 +242,12 @@ class RunnerExtension(Protocol):
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
         """Return the caching layers it adds behind the model's: a draft model's, for example. Called once."""
 
+    def host_bytes(self, model: Model, config: EngineConfig) -> int:
+        """Return what the feature may take of memory on this rank beside weights and cache: for a plan of it.
+
+        The model has shapes, and no numbers.
+        """
+
     def attach(self, parts: WorkerParts) -> None:
         """Take what the worker holds; called once, before the first step."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +19,7 @@ from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
 from core.step import EngineRequest, RequestDelta, StepNews
 from core.text.prompts import Prompt
 from core.text.reading import Reading
-from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
+from core.types import CompletionOutput, PromptType, RequestOutput, RequestOutputKind, SamplingParams
 from core.types.pooled import PoolingOutput, PoolingRequestOutput
 from core.types.pooling import PoolingParams
 
@@ -52,6 +53,7 @@ class AsyncLLM:
     def _open(self, config: EngineConfig, registry: Registry, meanwhile: Callable[[], None]) -> None:
         self._mailboxes: dict[str, Mailbox] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._news: deque[StepNews] = deque()
         self._last = StepStats(step_s=0.0, num_running=0, num_waiting=0, kv_usage=0.0)
         self.sinks = load_sinks(config, registry)
         """The metric sinks."""
@@ -219,6 +221,15 @@ class AsyncLLM:
         if client is not None and self._meter is not None:
             self._meter.ended(client, "abort", time.monotonic())
 
+    def hand_to(self, request_id: str, taker: Callable[[CompletionOutput], bool]) -> None:
+        """Show what is new of a streamed request's sequences to `taker`, in the event loop's turn that brings it.
+
+        It is shown what comes while the reader of `generate` waits, but no end of a sequence, and says whether it has taken it; the
+        reader gets the rest. It must not raise.
+        """
+        if mailbox := self._mailboxes.get(request_id):  # else it has ended, or the engine has
+            self._outputs.offer_to(request_id, mailbox.to(taker))
+
     def open_ids(self) -> list[str]:
         """Return the ids of requests that have not ended."""
         return list(self._mailboxes)
@@ -241,13 +252,19 @@ class AsyncLLM:
 
     def _deliver_soon(self, news: StepNews) -> None:
         if news and self._event_loop is not None and not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(self._deliver, news)
+            self._news.append(news)
+            self._event_loop.call_soon_threadsafe(self._deliver_waiting)
 
     def _died_soon(self, error: BaseException) -> None:
         if self._event_loop is not None and not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(self._fail_all, error)
 
-    def _deliver(self, deltas: Iterable[RequestDelta]) -> None:
+    def _deliver_waiting(self) -> None:
+        """Deliver the news of all steps that have come by now; requests are shown once what several of them brought."""
+        if waiting := [self._news.popleft() for _ in range(len(self._news))]:
+            self._deliver([delta for news in waiting for delta in news])
+
+    def _deliver(self, deltas: Sequence[RequestDelta]) -> None:
         outputs, aborts = self._outputs.process(deltas, time.monotonic())
         if aborts:
             self._client.abort(aborts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from core.text.sequence import GrowingSequence
-from core.types import PositionLogprobs, SamplingParams
+from core.types import CompletionOutput, PositionLogprobs, SamplingParams
 from core.types.pooling import Pooled
 
 
@@ -35,3 +36,5 @@ class ClientRequest:
     """Sequences that have not ended."""
     streams: bool = False
     """It is told what is new, one sequence at a time; else all there is, in the end or all along."""
+    offer: Callable[[CompletionOutput], bool] | None = None
+    """Where it streams, is shown what is new of a sequence, but for its end, and says whether that need not be told any more."""

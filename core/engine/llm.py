@@ -187,7 +187,7 @@ class LLM(PoolingCalls):
     def step(self) -> list[RequestOutput]:
         """Run one step and return the outputs that changed, as each request's `output_kind` says."""
         self.core.await_wake(WAKE_S)
-        outputs, aborts = self._outputs.process(self.core.step(), time.monotonic())
+        outputs, aborts = self._outputs.process(list(self.core.step()), time.monotonic())
         if aborts:
             self.core.abort(aborts)
         return outputs

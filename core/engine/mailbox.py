@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from core.types import CompletionOutput, RequestOutput
@@ -21,6 +22,11 @@ class Mailbox:
         self._waiting: RequestOutput | None = None
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
+        """Of a reader that waits."""
+
+    def to(self, taker: Callable[[CompletionOutput], bool]) -> Callable[[CompletionOutput], bool]:
+        """Return what shows something new to the taker, if the reader waits and has read all else, and says whether it was taken."""
+        return lambda completion: self._reader is not None and self._waiting is None and taker(completion)
 
     def put(self, output: RequestOutput) -> None:
         """Add an output; call from the event loop's thread."""
@@ -36,8 +42,9 @@ class Mailbox:
         self._wake()
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def accepted(self, answer: asyncio.Future[None]) -> None:
         """Take the engine's answer to the request: let the reader raise what was said against it."""

@@ -5,14 +5,14 @@ Runs on the client's side. Knows requests and tokenizers; knows no scheduler and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.engine.followed import ClientRequest
 from core.errors import EngineError
 from core.step import EngineRequest, RequestDelta
 from core.text.sequence import GrowingSequence, SpelledLogprobs
-from core.types import RequestMetrics, RequestOutput, RequestOutputKind
+from core.types import CompletionOutput, RequestMetrics, RequestOutput, RequestOutputKind
 
 if TYPE_CHECKING:
     from core.contracts import Draft, Tokenizer
@@ -34,7 +34,7 @@ class OutputProcessor:
         self._finished = finished
         self._meter = meter
         self._stream_interval = stream_interval
-        self._by_engine_id: dict[str, ClientRequest] = {}
+        self._by_engine_id: dict[str, tuple[ClientRequest, GrowingSequence]] = {}
         self._by_request_id: dict[str, ClientRequest] = {}
         self._spelled = SpelledLogprobs(tokenizer)
 
@@ -63,8 +63,8 @@ class OutputProcessor:
             streams=sampling.output_kind is RequestOutputKind.DELTA,
         )
         self._by_request_id[draft.request_id] = client
-        for request in requests:
-            self._by_engine_id[request.request_id] = client
+        for engine_id, sequence in client.sequences.items():
+            self._by_engine_id[engine_id] = client, sequence
         return client
 
     def engine_ids(self, request_id: str) -> list[str]:
@@ -85,25 +85,33 @@ class OutputProcessor:
     def started(self, engine_ids: Sequence[str], now_s: float) -> None:
         """Note that a step computes these engine requests for the first time. Safe to call from another thread."""
         for engine_id in engine_ids:
-            client = self._by_engine_id.get(engine_id)
-            if client is not None and client.started_s is None:
-                client.started_s = now_s
+            found = self._by_engine_id.get(engine_id)
+            if found is not None and found[0].started_s is None:
+                found[0].started_s = now_s
 
-    def process(self, deltas: Iterable[RequestDelta], now_s: float) -> tuple[list[RequestOutput], list[str]]:
-        """Take deltas; return the outputs to show and the engine requests to abort (a stop text was found)."""
+    def offer_to(self, request_id: str, offer: Callable[[CompletionOutput], bool]) -> None:
+        """Offer what is new of a request that streams before it becomes an output."""
+        self._by_request_id[request_id].offer = offer
+
+    def process(self, deltas: Sequence[RequestDelta], now_s: float) -> tuple[list[RequestOutput], list[str]]:
+        """Take deltas; return the outputs to show and the engine requests to abort (a stop text was found).
+
+        Several deltas of a sequence, which come where steps are quicker than their reader, make one output.
+        """
         outputs: list[RequestOutput] = []
         aborts: list[str] = []
+        newest = {delta.request_id: delta for delta in deltas}
         for delta in deltas:
-            client = self._by_engine_id.get(delta.request_id)
-            if client is None:
+            found = self._by_engine_id.get(delta.request_id)
+            if found is None or found[1].finish_reason is not None:
                 continue
-            sequence = client.sequences[delta.request_id]
-            if sequence.finish_reason is not None:
-                continue
+            client, sequence = found
             if self._grow(client, sequence, delta, now_s):
                 client.num_open -= 1
                 if delta.finish_reason is None:
                     aborts.append(delta.request_id)
+            elif newest[delta.request_id] is not delta:
+                continue
             output = self._show(client, sequence, now_s)
             if output is not None:
                 outputs.append(output)
@@ -158,13 +166,17 @@ class OutputProcessor:
             and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval
         ):
             return None
-        shown = (sequence,) if client.streams else client.sequences.values()
+        sequences = (sequence,) if client.streams else client.sequences.values()
+        shown = [each.show(delta=client.streams) for each in sequences]
+        goes_on = sequence.finish_reason is None and client.error is None
+        if goes_on and client.offer is not None and client.offer(shown[0]):
+            return None
         return RequestOutput(
             client.request_id,
             client.prompt,
             client.prompt_token_ids,
             client.prompt_logprobs,
-            [each.show(delta=client.streams) for each in shown],
+            shown,
             client.num_open == 0,
             RequestMetrics(client.arrival_s, client.first_token_s, now_s),
             num_cached_tokens=client.num_cached_tokens,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.config import EngineConfig
+from core.contracts.variants import methods_of
 from core.engine import llm
 from core.engine.front import load_sinks
 from core.engine.output import OutputProcessor
@@ -38,6 +40,14 @@ class LLM(llm.LLM):
             self._outputs = OutputProcessor(self.get_tokenizer(), completion.finished, Meter(self._sinks))
             self.core.observe = self._sinks.step
             self._sinks.ready(self.config)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method that a feature adds. Raises `AttributeError` where none that is on does."""
+        front = self.__dict__.get("_front")
+        method = None if front is None else methods_of(front.registry).get(name)
+        if method is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and no feature that is on adds it")
+        return partial(method, self)
 
     def beam_search(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -85,6 +86,7 @@ class SamplingStage:
         self.processors = processors
         self.added, self.removed = processors.added, processors.removed
         self._model = model
+        self._tells_tokens = "tokens" in inspect.signature(model.logits).parameters
         self._batch = batch
         self._extensions = extensions
         self._mode = mode
@@ -96,8 +98,9 @@ class SamplingStage:
         pending = PendingResult(step=plan.step, errors=errors)
         pending.prompt_logprobs = self._prompt_logprobs(inputs, hidden, inputs.query_starts[1:])
         if inputs.samples:
-            picked = hidden if inputs.whole else hidden.index_select(0, inputs.at("lasts"))
-            self._sample(inputs, picked, pending, plan.payloads)
+            lasts = None if inputs.whole else inputs.at("lasts")
+            picked = hidden if lasts is None else hidden.index_select(0, lasts)
+            self._sample(inputs, picked, self._logits(picked, lasts), pending, plan.payloads)
         return pending
 
     def token_types(self, inputs: StepInputs) -> torch.Tensor | None:
@@ -107,9 +110,19 @@ class SamplingStage:
         """Write tokens that were sampled elsewhere to the batch."""
         self._batch.write(inputs, tokens, inputs.accepted)
 
+    def _logits(self, hidden: torch.Tensor, tokens: torch.Tensor | slice | None) -> torch.Tensor:
+        logits: Callable[..., torch.Tensor] = self._model.logits
+        return logits(hidden, tokens) if self._tells_tokens else logits(hidden)
+
     def _sample(
-        self, inputs: StepInputs, hidden: torch.Tensor, pending: PendingResult, payloads: Mapping[str, bytes]
+        self,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        pending: PendingResult,
+        payloads: Mapping[str, bytes],
     ) -> None:
+        """`logits` are [points, vocab] float32."""
         company = self._company
         if company is None or not company.fits(inputs):
             company = self._company = _Company(self, inputs, self._batch, self._model.vocab_size)
@@ -123,7 +136,6 @@ class SamplingStage:
             self._batch.token_ids,
             inputs.points,
         )
-        logits = self._model.logits(hidden)  # [points, vocab] float32
         pending.rows, pending.points = company.rows, company.points
         plain = not (company.random or self._extensions.changes_logits) and self.processors.are_idle
         if not plain:
@@ -201,7 +213,8 @@ class SamplingStage:
             count = min(inputs.counts[i], request.prompt_len - 1 - start)
             for at in range(0, count, PROMPT_POSITIONS):
                 size = min(PROMPT_POSITIONS, count - at)
-                logits = self._model.logits(hidden[first + at : first + at + size])
+                own = slice(first + at, first + at + size)
+                logits = self._logits(hidden[own], own)
                 following = self._batch.token_ids[row, start + 1 + at : start + 1 + at + size]
                 out.append((row, gather(self._scores(logits, logits), following, [wanted] * size)))
         return out

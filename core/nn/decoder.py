@@ -14,7 +14,7 @@ from core.nn.cross_attention import CrossAttention
 from core.nn.embedding import Embedding, Head
 from core.nn.encoder import Encoder, inputs_of
 from core.nn.layer_input import LayerInputs
-from core.nn.linear import Linear, Slice
+from core.nn.linear import Linear, Slice, Tokens
 from core.nn.norm import Norm, optional_norm
 from core.nn.pooling import PoolingHead
 from core.nn.rotary import Rotary
@@ -274,12 +274,12 @@ class Decoder(nn.Module):
         )
         return {"encoder": msgspec.msgpack.encode(stated)}
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, vocab] in float32."""
+    def logits(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
+        """Return logits [n, vocab] in float32; `tokens` as `GeneratingModel.logits` has them."""
         assert self.head is not None, "only the last stage has a head"
         if self.embed_out is not None:
-            hidden = self.embed_out(hidden)
-        logits: torch.Tensor = self.head(hidden)
+            hidden = self.embed_out(hidden, tokens)
+        logits: torch.Tensor = self.head(hidden, tokens)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         if self.spec.logit_softcap is not None:

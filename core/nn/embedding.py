@@ -9,7 +9,7 @@ from torch import nn
 
 from core.contracts.part import Part
 from core.nn.kept import KeptLayer, method_of, plain_method, put_onto
-from core.nn.linear import PlainLinear
+from core.nn.linear import PlainLinear, Tokens
 from core.nn.weights import WeightMap, empty_parameter, place
 
 if TYPE_CHECKING:
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 class VocabAdapter(Protocol):
     """Adds to what an embedding or a head gives, for this rank's part of the vocabulary."""
 
-    def __call__(self, layer: nn.Module, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: nn.Module, x: torch.Tensor, out: torch.Tensor, tokens: Tokens | None = None
+    ) -> torch.Tensor:
         """Return the changed output, before the ranks' are put together. Changing `out` in place is allowed.
 
         x: token ids [n] of an embedding, which may be another rank's; hidden states [n, hidden] of a head. `layer.parts`
-        has this rank's rows of the vocabulary, by the checkpoint prefix of the weights.
+        has this rank's rows of the vocabulary, by the checkpoint prefix of the weights. `tokens`: as `Adapter`.
         """
 
 
@@ -141,10 +143,10 @@ class Head(nn.Module):
         elif whole is not None:
             weights.add(f"{prefix}.bias", (vocab,), lambda tensor: place(whole, tensor))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [n, vocab] float32."""
+    def forward(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
+        """Return [n, vocab] float32; `tokens` says of which tokens of the step, where not of all in their order."""
         out = self.rows.method.apply(self.rows, hidden)
         if self.adapter is not None:
-            out = self.adapter(self, hidden, out)
+            out = self.adapter(self, hidden, out) if tokens is None else self.adapter(self, hidden, out, tokens)
         logits = self._widen(self._group.all_gather(out)[:, : self._vocab])
         return logits if self.bias is None else logits + self.bias.float()

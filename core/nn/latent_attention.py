@@ -6,7 +6,7 @@ attend to the latents themselves as to one key. What they sum up are latents aga
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from core.spec.names import WeightNames
 
 
+class HeadsAdapter(Protocol):
+    """Adds to the products by which heads meet latents (low-rank adapters)."""
+
+    def __call__(self, layer: LatentAttention, side: str, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return the changed product, for this rank's heads. Changing `out` in place is allowed.
+
+        `side` "key": x are queries [n, heads, key_size], out what they are of latents [n, heads, rank]. "value": x are
+        sums of latents [n, heads, rank], out values [n, heads, value_size]. `layer.parts` has the part of the weight that
+        makes keys and values of a latent: of each head first its key's rows.
+        """
+
+
 class LatentAttention(nn.Module):
     """Heads are split over ranks; every rank caches the whole latents."""
 
@@ -44,6 +56,7 @@ class LatentAttention(nn.Module):
         weights: WeightMap,
     ) -> None:
         super().__init__()
+        self.adapter: HeadsAdapter | None = None
         self.spec, self.heads = spec, context.group.share(spec.heads, "num_attention_heads")
         self._group, self._rotary, self._backend = context.group, rotary, context.attention
         self.kv_spec = LatentKeys(1, spec.head_size, str(context.dtype).removeprefix("torch."))
@@ -83,7 +96,9 @@ class LatentAttention(nn.Module):
             fill(self.key_up.data, own[:, : spec.key_size])
             fill(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
 
-        Unpacked(context, weights, prefix, (spec.heads * rows, spec.rank), self._group.own(spec.heads * rows), take)
+        own = self._group.own(spec.heads * rows)
+        self.parts = Unpacked(context, weights, prefix, (spec.heads * rows, spec.rank), own, take).parts
+        self.prefixes = {name: part.target for name, part in self.parts.items()}
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """Return attention's output [n, hidden]; latents go to the cache."""
@@ -101,10 +116,14 @@ class LatentAttention(nn.Module):
         shared = shared[:, None]
         if self._rotary is not None:
             turning, shared = self._rotary(turning, shared, positions)
-        plain = torch.bmm(plain.transpose(0, 1), self.key_up).transpose(0, 1)  # [n, heads, rank]
+        asked = torch.bmm(plain.transpose(0, 1), self.key_up).transpose(0, 1)  # [n, heads, rank]
+        if self.adapter is not None:
+            asked = self.adapter(self, "key", plain, asked)
         key = torch.cat([latent[:, None], shared], dim=-1)
         assert self.cache is not None, "bind_kv was not called"
-        query = torch.cat([plain, turning], dim=-1)
+        query = torch.cat([asked, turning], dim=-1)
         sums = self._backend.attend(self.params, query, key, key[..., : spec.rank], self.cache, plan)
         values = torch.bmm(sums.transpose(0, 1), self.value_up).transpose(0, 1)  # [n, heads, value_size]
+        if self.adapter is not None:
+            values = self.adapter(self, "value", sums, values)
         return self.out(values.flatten(1))  # type: ignore[no-any-return]

@@ -37,14 +37,21 @@ class Slice:
     """False: it has no bias though the layer has one; rows with their own `prefix` only."""
 
 
+Tokens = torch.Tensor | slice
+"""Places of tokens in the step."""
+
+
 class Adapter(Protocol):
     """Adds to a linear layer's product (low-rank adapters)."""
 
-    def __call__(self, layer: Linear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: nn.Module, x: torch.Tensor, out: torch.Tensor, tokens: Tokens | None = None
+    ) -> torch.Tensor:
         """Return the changed product, without bias and before the ranks' are summed. Changing `out` in place is allowed.
 
         `layer.prefixes` has the rows of `out` by the checkpoint prefix of their weights, and `layer.parts` which part
-        of those weights this rank has: of split columns, x has the columns of it alone.
+        of those weights this rank has: of split columns, x has the columns of it alone. `tokens`: which tokens of the
+        step x has, in its order; left out where it has them all.
         """
 
 
@@ -152,11 +159,14 @@ class Linear(KeptLayer):
             self.expect(weights, name, self.parts[name])
             self._expect_bias(weights, name, listed)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's output rows, or the summed output of split columns."""
+    def forward(self, x: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
+        """Return this rank's output rows, or the summed output of split columns.
+
+        `tokens` says which tokens of the step x has, where these are not all in their order.
+        """
         out = self.method.apply(self, x)
         if self.adapter is not None:  # before the sum: of split columns, a rank adds what its part of x gives
-            out = self.adapter(self, x, out)
+            out = self.adapter(self, x, out) if tokens is None else self.adapter(self, x, out, tokens)
         if self._split == "columns":
             out = self._group.all_reduce(out)
         return out if self.bias is None else out.add_(self.bias)  # type: ignore[no-any-return]

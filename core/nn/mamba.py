@@ -68,10 +68,10 @@ class Mamba(nn.Module):
         assert self.cache is not None, "bind_kv was not called"
         inputs, states = self.cache
         x = self.conv(fed, run, inputs)
-        chosen = self.choose(x)
+        chosen = self.choose(x, run.tokens)
         parts = [chosen[..., rows] for rows in self.choose.slices.values()]
         step, write, read = [norm(part) for norm, part in zip(self.norms, parts, strict=True)] if self.norms else parts
-        step = F.softplus(self.step(step).float())
+        step = F.softplus(self.step(step, run.tokens).float())
         out, last = self._scan(x, step, self.decay, write, read, run.load(states))
         run.store(states, last)
         return out + x.float() * self.skip  # type: ignore[no-any-return]

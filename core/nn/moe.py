@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from core.nn.adapted import Adapted
 from core.nn.experts import Experts
 from core.nn.linear import Linear, Slice
 from core.nn.mlp import Mlp
@@ -57,6 +58,7 @@ class Moe(nn.Module):
             share = empty_parameter(1, hidden, dtype=context.dtype)
             self.register_parameter("shared_share", share)
             weights.add(f"{layer}.{names.shared_share}.weight", (1, hidden), lambda tensor: place(share, tensor))
+            self.adapted_share = Adapted(f"{layer}.{names.shared_share}", 1, hidden)
 
     def _expect_router(
         self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
@@ -65,6 +67,7 @@ class Moe(nn.Module):
         dtype = torch.float32 if self.spec.wide_router else context.dtype
         self.router = empty_parameter(experts, hidden, dtype=dtype)
         weights.add(f"{layer}.{names.router}.weight", self.router.shape, lambda tensor: place(self.router, tensor))
+        self.adapted_router = Adapted(f"{layer}.{names.router}", experts, hidden)
         bias = empty_parameter(experts, dtype=dtype) if self.spec.router_bias else None
         chosen = empty_parameter(experts, dtype=torch.float32) if self.spec.choice_bias else None
         self.router_bias: nn.Parameter | None
@@ -90,7 +93,10 @@ class Moe(nn.Module):
         read = x if routed_by is None else routed_by
         if self.router_norm is not None:
             read = self.router_norm(read)
-        logits = self._ops.linear(read.to(self.router.dtype), self.router, self.router_bias).float()  # [n, experts]
+        read = read.to(self.router.dtype)
+        logits = self.adapted_router(
+            read, self._ops.linear(read, self.router, self.router_bias)
+        ).float()  # [n, experts]
         if self.spec.router_scale != 1.0:
             logits = logits * self.spec.router_scale
         shares, experts = choose(self.spec, logits, self.choice_bias)
@@ -110,7 +116,7 @@ class Moe(nn.Module):
             return out
         shared: torch.Tensor = self.shared(x)
         if self.shared_share is not None:
-            shared = shared * self._ops.linear(x, self.shared_share).sigmoid()
+            shared = shared * self.adapted_share(x, self._ops.linear(x, self.shared_share)).sigmoid()
         return out + shared
 
     def _routed(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:

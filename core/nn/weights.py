@@ -149,6 +149,13 @@ class WeightMap:
         waiting.update({under + other: slot for other, slot in slots.items() if other != name})
         return slots[name]
 
+    def renamed(self, name: str) -> str:
+        """Return the name that a tensor of a checkpoint has here, whether it is expected or not."""
+        for pattern, replacement in self._rename:
+            name = pattern.sub(replacement, name)
+        part = self._map_of(name)
+        return name if part is None else part + self._maps[part].renamed(name.removeprefix(part))
+
     def _name_of(self, name: str) -> str | None:
         """Return the name under which a tensor is expected; None: it is ignored."""
         for pattern, replacement in self._rename:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,8 @@ class StoredExperts:
 
     suffixes: tuple[str, ...] = ("weight",)
 
-    def __init__(self, formats: Formats) -> None:
-        self._formats = formats
+    def __init__(self, formats: Formats, prefix: str) -> None:
+        self._formats, self._prefix = formats, prefix
         self._keeper: Any = None
         self._arrived = Arrived()
         self.endings: tuple[str, ...] = ("",)
@@ -43,24 +44,35 @@ class StoredExperts:
     def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
         """Register parameters for all of `layer.parts`."""
         parts: dict[str, Part] = layer.parts  # type: ignore[assignment]
-        stored = self._formats.formats_of({name: part for name, part in parts.items() if not part.num_experts})
+        stored = self._formats.formats_of(parts)
+        if not parts:  # all experts' weights are in one tensor, which is plain
+            own = self._formats.format_of(self._prefix)
+            stored = {self._prefix: own if own is not None and own.reads_plain else None}
         kinds: dict[Any, StoredFormat | None] = {own and own.grouping: own for own in stored.values()}
         common = next(iter(kinds.values())) if len(kinds) == 1 else None
         ordered = common is not None and common.grouping is not None and common.grouping.is_ordered
-        self._keeper = keeper_of(None if ordered else common, self._plain, next(iter(parts.values())))
+        self._keeper = keeper_of(None if ordered else common, self._plain, next(iter(parts.values()), None))
         self._keeper.create(layer, num_experts, width, hidden, dtype)
-        if any(stored.values()):
+        if not all(own is None or own.reads_plain for own in stored.values()):
             self.endings = ()
         if isinstance(self._keeper, PlainKeeper):
             for own in stored.values():
-                self._formats.unaided.add(width * hidden, own, dtype)
+                self._formats.unaided.add(width * hidden * (1 if parts else num_experts), own, dtype)
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
         """Keep a tensor until the others of its matrix are there; then unpack them."""
         prefix = next(prefix for prefix, own in layer.parts.items() if own is part)  # type: ignore[union-attr,operator]
-        stored = None if part.num_experts else self._formats.format_of(prefix)
+        stored = self._formats.format_of(prefix)
+        if stored is not None and part.num_experts:
+            stored = stored if stored.reads_plain else None
         if stored is None:
             self._keeper.method.load(layer, suffix, tensor, part)
+            return
+        if part.num_experts:
+            self._formats.unaided.say()
+            for expert in range(0 if tensor.is_meta else part.num_experts):
+                one = replace(part, expert=expert, num_experts=0)
+                self._keeper.put(layer, part.target, stored.unpack({suffix: tensor[expert]}, one), part.matrix, expert)
             return
         tensors = self._arrived.take(prefix, stored, suffix, tensor, part)
         if tensors is not None:

@@ -26,6 +26,8 @@ class StoredFormat:
     """Tensors that it may have and that weights do not depend on."""
     other_names: Mapping[str, str] = {}
     """Other suffixes by which checkpoints name required tensors, and which those are."""
+    reads_plain: bool = False
+    """It rounds the plain weight, its only tensor, so experts' may come all in one tensor as well."""
     grouping: Grouping | None = None
     """Facts of the integers or floats that it unpacks to; None: it unpacks to something else."""
     stored_bits: float = 8

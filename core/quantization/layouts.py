@@ -55,7 +55,7 @@ class GroupedInts:
     scales: Tensor
     """Any floating type [out, groups]."""
     zeros: Tensor | None = None
-    """int16 [out, groups]; None: all are 0."""
+    """int16 [out, groups], or of formats without a `Grouping` any floating type; None: all are 0."""
     order: Tensor | None = None
     """int64 [in]: the group of each column; None: groups lie one after the other and are equally long."""
 

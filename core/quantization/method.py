@@ -19,12 +19,16 @@ class StoredMethod:
     """Gives each layer the format that `decide` says its weights are stored in."""
 
     name = ""
+    cure = "Leave --quantization out, or round them with int8 or int4."
+    """What to do where a checkpoint is stored in no format at all."""
+    rounds_plain = False
+    """It is made for plain checkpoints, which its formats round."""
 
     def __init__(self, config: Any) -> None:
-        if not config:
+        if not config and not self.rounds_plain:
             raise ModelError(
                 f"--quantization {self.name} reads checkpoints that are stored so, and this one's config.json says nothing "
-                "of it; weights are not made smaller here. Leave --quantization out, or round them with int8 or int4."
+                f"of it; weights are not made smaller here. {self.cure}"
             )
         self.unaided = Unaided(self.name)
         self._decided: dict[str, StoredFormat | None] = {}
@@ -66,8 +70,7 @@ class StoredMethod:
 
     def experts(self, prefix: str) -> StoredExperts:
         """Return a fresh method."""
-        del prefix
-        return StoredExperts(self)
+        return StoredExperts(self, prefix)
 
     def head(self, prefix: str) -> StoredLinear | None:
         """Return a fresh method where the head is stored in a format."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,7 +82,9 @@ class EchoEngine:
                 error = "made to fail" if self.fail_at is not None and at >= self.fail_at else None
                 tokens = ids[at : at + 1] if delta else ids[:most]
                 reason = ("length" if most < len(ids) else "stop") if finished else None
-                outputs = [self._completion(i, tokens, reason, sampling_params) for i in range(sampling_params.n)]
+                outputs = [
+                    self._completion(i, tokens, reason, sampling_params, at + 1) for i in range(sampling_params.n)
+                ]
                 prompt_logprobs = None
                 if sampling_params.prompt_logprobs is not None:
                     prompt_logprobs = [None, *(self._position(token) for token in ids[1:])]
@@ -95,15 +97,18 @@ class EchoEngine:
                 self.aborted.append(request_id)
 
     def _completion(
-        self, index: int, tokens: list[int], reason: str | None, params: SamplingParams
+        self, index: int, tokens: list[int], reason: str | None, params: SamplingParams, num_tokens: int
     ) -> CompletionOutput:
         logprobs = None if params.logprobs is None else [self._position(token) for token in tokens]
         return CompletionOutput(
-            index, self.tokenizer.decode(tokens), tokens, None, logprobs, reason, num_tokens=len(tokens)
+            index, self.tokenizer.decode(tokens), tokens, None, logprobs, reason, num_tokens=num_tokens
         )
 
     def _position(self, token: int) -> dict[int, Logprob]:
         return {token: Logprob(-0.5, 1, self.tokenizer.decode([token])), 32: Logprob(float("-inf"), 2, " ")}
+
+    def hand_to(self, request_id: str, taker: Callable[[CompletionOutput], bool]) -> None:
+        """Leave everything to the reader."""
 
     def open_ids(self) -> list[str]:
         """Return the requests under way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import threading
 from functools import cache
@@ -158,8 +159,11 @@ def open_library(path: Path) -> tuple[Library | None, str]:
 
 
 def _build(target: Path) -> str:
+    """Build it unless somebody else does, or just has: an engine's processes start together."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return compile_library(target) or ""
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return "" if target.exists() else compile_library(target) or ""
     except OSError as error:
         return f"{target.parent}: {error}"

@@ -190,7 +190,7 @@ def test_what_is_missing_is_named_for_each_flag() -> None:
 
 
 def test_planned_flags_have_a_short_way_back() -> None:
-    assert parse("--no-enable-lora", "--swap-space", "4", "--kv-transfer-config", "None") == parse()
+    assert parse("--no-enable-prompt-embeds", "--swap-space", "4", "--kv-transfer-config", "None") == parse()
 
 
 class TestHelp:
@@ -205,10 +205,10 @@ class TestHelp:
         assert all(found.flag in text for found in table.by_name.values() if not found.refuse)
 
     def test_refused_options_are_hidden_until_asked_for(self) -> None:
-        assert "--enable-lora" not in help_of("")
+        assert "--enable-prompt-embeds" not in help_of("")
         planned = help_of("planned")
-        assert "--enable-lora" in planned
-        assert "LoRA adapters: not part of this version" in planned
+        assert "--enable-prompt-embeds" in planned
+        assert "Prompts given as embeddings: not part of this version" in planned
         assert "--max-model-len" not in planned
 
     @pytest.mark.parametrize("wanted", ["cache", "CacheConfig", "Cache"])

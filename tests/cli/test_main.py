@@ -249,9 +249,10 @@ class TestConfigCommand:
         assert "## Plugin `server_http`" in printed
 
     def test_planned_flag_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["config", "--enable-lora"]) == 2
+        assert main(["config", "--enable-expert-parallel"]) == 2
         assert capsys.readouterr().err == (
-            "engine: error: --enable-lora: LoRA adapters: not part of this version. Leave it out.\n"
+            "engine: error: --enable-expert-parallel: Expert parallelism and micro-batches: not part of this version. "
+            "Leave it out.\n"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from builtin_plugins.commands.bench.grid import Point, command, points, read_settings
+from builtin_plugins.commands.bench.sla import largest
 from core.cli.main import main
 from core.errors import ConfigError
 
@@ -33,7 +34,8 @@ BENCH = '''
 import json, sys
 if "--fail" in sys.argv: sys.exit(3)
 file = sys.argv[sys.argv.index("--output-json") + 1]
-json.dump({"request_throughput": 2.5, "median_ttft_ms": 10.0, "errors": [], "argv": " ".join(sys.argv[1:])}, open(file, "w"))
+rate = float(sys.argv[sys.argv.index("--request-rate") + 1]) if "--request-rate" in sys.argv else 0
+json.dump({"request_throughput": 2.5, "p99_ttft_ms": 10 * rate, "median_ttft_ms": 10.0, "errors": [], "argv": " ".join(sys.argv[1:])}, open(file, "w"))
 '''
 
 
@@ -52,9 +54,9 @@ class Sweep:
         self.serve = f"{python} {folder / 'server.py'} {self.log} --port {port} --size 1"
         self.bench = f"{python} {folder / 'bench.py'}"
 
-    def run(self, *flags: str, bench: str = "") -> int:
+    def run(self, *flags: str, bench: str = "", what: str = "serve") -> int:
         commands = ["--serve-cmd", self.serve, "--bench-cmd", self.bench + bench, "-o", str(self.folder / "out")]
-        return main(["bench", "sweep", "serve", *commands, *flags])
+        return main(["bench", "sweep", what, *commands, *flags])
 
     def params(self, name: str, value: Any) -> str:
         file = self.folder / f"{name}.json"
@@ -104,6 +106,47 @@ def test_what_fails_is_said_and_leaves_no_result(sweep: Sweep, capsys: pytest.Ca
     sweep.serve = f"{shlex.quote(sys.executable)} -c 'raise SystemExit(4)'"
     assert sweep.run() == 1
     assert "the server ended with exit status 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("most", "found"), [(0, 0), (1, 1), (5, 5), (16, 16), (40, 16)])
+def test_the_largest_value_that_holds_is_found(most: int, found: int) -> None:
+    tried: list[int] = []
+
+    def holds(value: int) -> bool:
+        tried.append(value)
+        return value <= most
+
+    assert largest(holds, 16) == found
+    assert len(set(tried)) == len(tried) <= 8
+
+
+def test_the_largest_load_under_which_a_promise_holds_is_written_down(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    promise = sweep.params("sla", [{"p99_ttft_ms": "<=30"}])
+    bench = sweep.params("bench", {"short": {"size": 1}})
+    assert sweep.run("--sla-params", promise, "--bench-params", bench, "--num-runs", "1", what="serve_sla") == 0
+    assert "p99_ttft_ms <=30: request_rate 3" in capsys.readouterr().out
+    (folder,) = (sweep.folder / "out").iterdir()
+    assert json.loads((folder / "sla.jsonl").read_text())["request_rate"] == 3
+    assert [row["request_rate"] for row in json.loads((folder / "summary.json").read_text())] == [1, 2, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("sla", "bench", "said"),
+    [
+        ([{"p99_ttft_ms": "fast"}], [{}], "give a comparison"),
+        ([{"p99_ttft_ms": "<1"}], [{"request_rate": 2}], "leave it out"),
+        ([{"p98": "<1"}], [{}], "tells no 'p98'"),
+    ],
+)
+def test_a_promise_that_cannot_be_measured_is_refused(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str], sla: Any, bench: Any, said: str
+) -> None:
+    params = sweep.params("sla", sla), sweep.params("bench", bench)
+    flags = ("--sla-params", params[0], "--bench-params", params[1], "--num-runs", "1")
+    assert sweep.run(*flags, what="serve_sla") in (1, 2)
+    assert said in capsys.readouterr().err
 
 
 def test_settings_become_flags_and_replace_those_that_are_there() -> None:

@@ -63,3 +63,24 @@ def test_a_failure_comes_after_what_was_already_there() -> None:
         return text
 
     assert asyncio.run(scenario()) == "a"
+
+
+def test_a_taker_gets_what_is_new_only_while_the_reader_waits_and_nothing_lies_here() -> None:
+    async def scenario() -> tuple[list[bool], list[str], str]:
+        taken: list[str] = []
+
+        def take(completion: CompletionOutput) -> bool:
+            taken.append(completion.text)
+            return True
+
+        mailbox = Mailbox(delta=True)
+        offer = mailbox.to(take)
+        found = [offer(CompletionOutput(0, "nobody reads", []))]
+        reader = asyncio.ensure_future(mailbox.get())
+        await asyncio.sleep(0)
+        found.append(offer(CompletionOutput(0, "taken", [])))
+        mailbox.put(output("a"))
+        found.append(offer(CompletionOutput(0, "behind another", [])))
+        return found, taken, (await reader).outputs[0].text
+
+    assert asyncio.run(scenario()) == ([False, True, False], ["taken"], "a")

@@ -9,7 +9,7 @@ from core.engine.output import OutputProcessor
 from core.errors import PluginError
 from core.step import EngineRequest, Logprobs, RequestDelta
 from core.testing.byte_tokenizer import ByteTokenizer
-from core.types import RequestOutput, RequestOutputKind, SamplingParams
+from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams
 
 
 def start(sampling: SamplingParams, n: int = 1, shown: Any = None, **settings: Any) -> OutputProcessor:
@@ -134,3 +134,32 @@ def test_a_feature_that_cannot_read_its_own_words_fails_that_request_alone() -> 
     processor = start(SamplingParams(), finished=finished)
     outputs, _ = say(processor, "c", finish_reason="length", features={"moved": b""})
     assert (outputs[0].finished, outputs[0].error) == (True, "plugin 'moved' failed")
+
+
+def test_what_several_steps_brought_of_a_sequence_is_one_output() -> None:
+    processor = start(SamplingParams(output_kind=RequestOutputKind.DELTA), n=2)
+    deltas = [RequestDelta(request_id=f"r#{i}", token_ids=list(text)) for i, text in ((0, b"a"), (1, b"x"), (0, b"b"))]
+    outputs, _ = processor.process(deltas, 1.0)
+    assert [[(c.index, c.text) for c in each.outputs] for each in outputs] == [[(1, "x")], [(0, "ab")]]
+
+
+def test_a_stop_text_ends_a_sequence_of_which_more_has_come_already() -> None:
+    processor = start(SamplingParams(output_kind=RequestOutputKind.DELTA, stop=["b"]))
+    deltas = [RequestDelta(request_id="r#0", token_ids=list(text)) for text in (b"a", b"b", b"c")]
+    outputs, aborts = processor.process(deltas, 1.0)
+    assert [(o.outputs[0].text, o.finished) for o in outputs] == [("a", True)]
+    assert aborts == ["r#0"]
+
+
+def test_what_is_taken_of_a_stream_is_no_output_and_its_end_is_not_offered() -> None:
+    processor = start(SamplingParams(output_kind=RequestOutputKind.DELTA))
+    offered: list[str] = []
+
+    def offer(completion: CompletionOutput) -> bool:
+        offered.append(completion.text)
+        return completion.text != "b"
+
+    processor.offer_to("r", offer)
+    told = [say(processor, text)[0] for text in "ab"] + [say(processor, "c", finish_reason="length")[0]]
+    assert offered == ["a", "b"]
+    assert [[o.outputs[0].text for o in outputs] for outputs in told] == [[], ["b"], ["c"]]

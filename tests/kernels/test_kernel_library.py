@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 
 import pytest
 from core_kernels import build, library
@@ -41,6 +42,25 @@ def test_first_use_builds_into_the_cache_and_the_second_finds_it(no_installed_li
     assert library.load_library() is not None
     assert built == [library.cache_path()]
     assert library.cache_path().is_relative_to(no_installed_library)
+
+
+def test_of_many_that_start_together_one_builds(no_installed_library, monkeypatch):
+    built = []
+
+    def slowly(target):
+        built.append(target)
+        barrier.wait()
+        target.write_bytes(b"")
+
+    barrier = threading.Barrier(2)
+    monkeypatch.setattr(library, "compile_library", slowly)
+    others = [threading.Thread(target=library.load_library) for _ in range(3)]
+    for other in others:
+        other.start()
+    barrier.wait()
+    for other in others:
+        other.join()
+    assert len(built) == 1
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from core.api import Part
+from core.nn.adapted import Adapted
 from core.nn.decoder import Decoder
 from core.nn.embedding import Embedding, Head
 from core.nn.experts import Experts
@@ -100,7 +101,13 @@ class OnExperts(OnLinear):
         return out
 
 
-KINDS: dict[type, type[OnLinear]] = {Linear: OnLinear, Experts: OnExperts, Embedding: OnEmbedding, Head: OnLinear}
+KINDS: dict[type, type[OnLinear]] = {
+    Linear: OnLinear,
+    Adapted: OnLinear,
+    Experts: OnExperts,
+    Embedding: OnEmbedding,
+    Head: OnLinear,
+}
 
 
 def adapt(decoder: Decoder, deltas: Deltas) -> None:

@@ -85,7 +85,8 @@ def by_the_library(layout: str, facts: dict[str, Any]) -> Writer:
             least, most = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
         elif facts["strategy"] == "block":
             rows, columns = facts["block_structure"]
-            blocks = weight.unfold(0, rows, rows).unfold(1, columns, columns)
+            filled = torch.nn.functional.pad(weight, (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
+            blocks = filled.unfold(0, rows, rows).unfold(1, columns, columns)
             least, most = blocks.amin((2, 3)), blocks.amax((2, 3))
         else:
             groups = weight.view(len(weight), -1, facts["group_size"])

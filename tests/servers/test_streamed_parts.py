@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.servers.http.parts import writer
+from builtin_plugins.servers.http.parts import parts
 
 SCOPE = {"http_version": "1.1", "method": "POST"}
 
@@ -29,26 +29,28 @@ class Cycle:
 
 def test_a_part_is_a_chunk_and_an_empty_one_is_not_the_end() -> None:
     cycle = Cycle()
-    write = writer(SCOPE, cycle.send)
-    assert write is not None
-    assert [write(b"data: a\n\n"), write(b""), write(b"x" * 300)] == [None] * 3
+    found = parts(SCOPE, cycle.send)
+    assert found is not None
+    for data in (b"data: a\n\n", b"", b"x" * 300):
+        found.write(data)
     assert b"".join(cycle.written) == b"9\r\ndata: a\n\n\r\n" + b"12c\r\n" + b"x" * 300 + b"\r\n"
 
 
-def test_a_client_that_does_not_keep_up_is_waited_for() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_client_that_does_not_keep_up_is_waited_for_until_it_leaves(leaves: bool) -> None:
     async def run() -> None:
         cycle = Cycle()
-        write = writer(SCOPE, cycle.send)
-        assert write is not None
+        found = parts(SCOPE, cycle.send)
+        assert found is not None
         cycle.flow.write_paused = True
-        read = write(b"a")
-        assert read is not None
-        waiting = asyncio.ensure_future(read)
+        assert found.must_wait
+        waiting = asyncio.ensure_future(found.write_when_read(b"a"))
         await asyncio.sleep(0)
         assert cycle.written == []
+        cycle.flow.write_paused, cycle.disconnected = leaves, leaves
         cycle.read.set()
         await waiting
-        assert cycle.written == [b"1\r\na\r\n"]
+        assert cycle.written == ([] if leaves else [b"1\r\na\r\n"])
 
     asyncio.run(run())
 
@@ -56,19 +58,19 @@ def test_a_client_that_does_not_keep_up_is_waited_for() -> None:
 def test_a_client_that_has_left_gets_nothing() -> None:
     cycle = Cycle()
     cycle.disconnected = True
-    write = writer(SCOPE, cycle.send)
-    assert write is not None
-    assert write(b"a") is None
+    found = parts(SCOPE, cycle.send)
+    assert found is not None
+    found.write(b"a")
     assert cycle.written == []
 
 
 @pytest.mark.parametrize("scope", [{**SCOPE, "http_version": "1.0"}, {**SCOPE, "method": "HEAD"}])
 def test_what_is_not_sent_in_chunks_goes_the_usual_way(scope: dict[str, str]) -> None:
-    assert writer(scope, Cycle().send) is None
+    assert parts(scope, Cycle().send) is None
 
 
 def test_what_stands_between_us_and_the_connection_is_not_passed_by() -> None:
     async def send(message: Any) -> None:
         """Stand between."""
 
-    assert writer(SCOPE, send) is None
+    assert parts(SCOPE, send) is None

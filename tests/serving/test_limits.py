@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import shutil
@@ -274,6 +275,12 @@ def test_what_takes_longer_than_the_patience_after_a_signal_ends_with_an_error(p
 def test_a_limit_that_nothing_could_pass_stops_start_up(options, said):
     with pytest.raises(ConfigError, match=said):
         HttpServer.check(EngineConfig(options={"port": 0, **options}))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("uvloop") is not None, reason="uvloop is installed")
+def test_an_event_loop_that_is_not_installed_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"--event-loop uvloop .* core\[uvloop\]"):
+        HttpServer.check(EngineConfig(options={"port": 0, "event_loop": "uvloop"}))
 
 
 def test_a_unix_socket_serves_and_is_removed(tmp_path):

@@ -185,3 +185,10 @@ def test_routes_of_fastapi_describe_themselves(api: Any) -> None:
     api.server.app = EngineApp({"theirs": Group()}, {})
     parameter = json.loads(api.get("/openapi.json").text)["paths"]["/double/{number}"]["get"]["parameters"][0]
     assert (parameter["name"], parameter["schema"]["type"]) == ("number", "integer")
+
+
+@pytest.mark.parametrize(("root_path", "servers"), [("", None), ("/llm", [{"url": "/llm"}])])
+def test_behind_a_proxy_it_says_where_the_routes_are(
+    make_api: Callable[..., Any], root_path: str, servers: Any
+) -> None:
+    assert make_api(root_path=root_path).get("/openapi.json").json().get("servers") == servers

@@ -13,18 +13,25 @@ from jinja2.ext import Extension
 
 MOST_S: Final = 5.0
 """Of processor time of the thread that renders; a usual prompt takes less than a thousandth."""
+TURNS: Final = 16
+"""Of loops, between two looks at the clock: a look costs as much as a short turn."""
 MOST_CHARS: Final = 1 << 25
 """Of a prompt, and of what one product makes: more than any request may bring."""
 MOST_BITS: Final = 1 << 12
 """Of a number that a product or a power makes."""
 
 
+class _Clock(threading.local):
+    until_s = float("inf")
+    turns = 0
+
+
 class Budget(Extension):
-    """Looks at the clock in every turn of a loop and every call of a macro: without these, a template ends by itself."""
+    """Counts turns of loops and calls of macros, and looks at the clock: without these, a template ends by itself."""
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
-        self._thread = threading.local()
+        self._clock = _Clock()
 
     def watch(self, tree: nodes.Template) -> None:
         """Let the template tell of its turns."""
@@ -34,11 +41,13 @@ class Budget(Extension):
 
     def begin(self) -> None:
         """Start the clock of this thread."""
-        self._thread.until_s = time.thread_time() + MOST_S
+        self._clock.until_s = time.thread_time() + MOST_S
 
     def tick(self) -> None:
         """Raise `SecurityError` when the time is over."""
-        if time.thread_time() > getattr(self._thread, "until_s", float("inf")):
+        clock = self._clock
+        clock.turns += 1
+        if not clock.turns % TURNS and time.thread_time() > clock.until_s:
             raise SecurityError(f"rendering takes more than {MOST_S:g} s of processor time")
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from builtin_plugins.commands.bench.latency import Latency
 from builtin_plugins.commands.bench.serve import ServeLoad
+from builtin_plugins.commands.bench.sla import Sweep
 from builtin_plugins.commands.bench.startup import Startup
 from builtin_plugins.commands.bench.step import Step
-from builtin_plugins.commands.bench.sweep import Sweep
 from builtin_plugins.commands.bench.throughput import Throughput
 from core.api import ConfigError
 

@@ -13,16 +13,14 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.commands.bench.grid import Point, command, points, read_settings
+from builtin_plugins.commands.bench.grid import Point, Settings, command, points, read_settings
 from builtin_plugins.commands.bench.report import check_counts, print_columns
 from core.api import ConfigError, EngineError
 
 if TYPE_CHECKING:
     import argparse
-
-    from core.api import Command
 
 POLL_S: Final = 0.5
 SHOWN: Final = ("request_throughput", "output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms")
@@ -63,54 +61,42 @@ class SweepServe:
         """Run what is missing, then write and print all figures."""
         args = context.args
         check_counts(args, num_runs=1)
-        grid = list(
-            points(
-                read_settings("--serve-params", args.serve_params), read_settings("--bench-params", args.bench_params)
-            )
-        )
-        folder = _folder(args)
+        grid, folder = grid_of(args), folder_of(args)
         if args.dry_run:
             for settings, each in grid:
                 print(shlex.join(command(args.serve_cmd, settings)))
                 for point in each:
-                    print(f"  {args.num_runs} x {shlex.join(_bench(args, point, Path('RESULT.json')))}")
+                    print(f"  {shown_runs(args, point)}")
             return 0
         folder.mkdir(parents=True, exist_ok=True)
         for settings, each in grid:
-            missing = [(point, file) for point in each for file in _files(args, folder, point) if not file.is_file()]
-            if missing:
-                with _served(args, settings) as url:
-                    for point, file in missing:
-                        _measure(args, point, file)
-                        _after(args, url)
-        rows = [row for _, each in grid for point in each for row in _rows(args, folder, point)]
-        _write(folder, rows)
-        print(f"Written to {folder}")
+            if any(not file.is_file() for point in each for file in _files(args, folder, point)):
+                with served(args, settings) as url:
+                    for point in each:
+                        measure(args, folder, point, url)
+        write(folder, [row for _, each in grid for point in each for row in rows_of(args, folder, point)])
         return 0
 
 
-class Sweep:
-    """What is swept is chosen by the subcommand."""
-
-    help = "Measure a server over combinations of its settings and of its load."
-    takes_engine_options = False
-    subcommands: ClassVar[Mapping[str, type[Command]]] = {"serve": SweepServe}
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add nothing: all arguments belong to the subcommands."""
-
-    def run(self, context: Any) -> int:
-        """Refuse: without a subcommand there is nothing to sweep."""
-        raise ConfigError(f"engine bench sweep needs a subcommand: {', '.join(self.subcommands)}.")
+def grid_of(args: argparse.Namespace) -> list[tuple[Settings, list[Point]]]:
+    """Return each server's settings with all that is to be measured of it. Raises `ConfigError`."""
+    serve = read_settings("--serve-params", args.serve_params)
+    return list(points(serve, read_settings("--bench-params", args.bench_params)))
 
 
-def _folder(args: argparse.Namespace) -> Path:
+def folder_of(args: argparse.Namespace) -> Path:
+    """Return where results go: a new folder, or the one to go on with."""
     if args.resume is None:
         return Path(args.output_dir) / time.strftime("%Y%m%d-%H%M%S")
     folder: Path = Path(args.output_dir) / args.resume
     if not folder.is_dir():
         raise ConfigError(f"--resume {args.resume}: there is no such folder in {args.output_dir}.")
     return folder
+
+
+def shown_runs(args: argparse.Namespace, point: Point) -> str:
+    """Return what a dry run prints of a point."""
+    return f"{args.num_runs} x {shlex.join(_bench(args, point, Path('RESULT.json')))}"
 
 
 def _files(args: argparse.Namespace, folder: Path, point: Point) -> list[Path]:
@@ -122,7 +108,7 @@ def _bench(args: argparse.Namespace, point: Point, file: Path) -> list[str]:
 
 
 @contextmanager
-def _served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[str]:
+def served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[str]:
     """Run a server until it is no longer needed; yield its address. Raises `EngineError` when it does not come up."""
     words = command(args.serve_cmd, settings)
     print(f"Starting {shlex.join(words)}")
@@ -146,6 +132,14 @@ def _served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[s
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def measure(args: argparse.Namespace, folder: Path, point: Point, url: str) -> None:
+    """Run what is missing of a point's benchmarks."""
+    for file in _files(args, folder, point):
+        if not file.is_file():
+            _measure(args, point, file)
+            _after(args, url)
 
 
 def _measure(args: argparse.Namespace, point: Point, file: Path) -> None:
@@ -187,14 +181,15 @@ def _address(words: list[str]) -> str:
     return f"http://{host}:{given['--port']}"
 
 
-def _rows(args: argparse.Namespace, folder: Path, point: Point) -> Iterator[dict[str, Any]]:
+def rows_of(args: argparse.Namespace, folder: Path, point: Point) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each of a point's runs, with what it was."""
     for file in _files(args, folder, point):
         measured = json.loads(file.read_text(encoding="utf-8"))
         figures = {name: value for name, value in measured.items() if isinstance(value, (int, float, str))}
         yield {"combination": point.folder, "run": file.stem.partition("=")[2], **point.serve, **point.bench, **figures}
 
 
-def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write all rows as JSON and as a table for spreadsheets, and print what matters most."""
     (folder / "summary.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -205,3 +200,4 @@ def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
     shown = [name for name in SHOWN if any(name in row for row in rows)]
     cells = ([row["combination"], row["run"], *(f"{row.get(name, 0):.2f}" for name in shown)] for row in rows)
     print_columns(["combination", "run", *shown], cells)
+    print(f"Written to {folder}")

@@ -15,6 +15,7 @@ from core.api import ConfigError, did_you_mean
 if TYPE_CHECKING:
     import argparse
 
+NONE: Final = "none"
 FLAGS: Final = {
     "sliding_window": "windows",
     "running_state": "states",
@@ -39,7 +40,8 @@ class Models:
     def run(self, context: Any) -> int:
         """Print the list. Raises `ConfigError` for a name that is not on it."""
         args = context.args
-        chosen = _chosen(rows(context.registry.entries("models")), args.name)
+        entries = context.registry.entries
+        chosen = _chosen(rows(entries("models"), methods=_methods(entries("quant_methods"))), args.name)
         chosen = [row for row in chosen if args.how in (None, row.how)]
         if args.json:
             json.dump([asdict(row) for row in chosen], sys.stdout, indent=2)
@@ -51,6 +53,11 @@ class Models:
             count = Counter(row.how for row in chosen)
             print(f"{count['native']} native, {count['generic']} by transformers' modules, {count['no']} not served")
         return 0
+
+
+def _methods(entries: Any) -> list[Any]:
+    """Return the quantization methods, without that of checkpoints that have none."""
+    return [found for found in entries if found.entry.name != NONE]
 
 
 def _chosen(known: Sequence[Row], name: str | None) -> list[Row]:
@@ -76,6 +83,8 @@ def _in_full(row: Row) -> str:
         value = getattr(row, field)
         if value is not None:
             lines.append(f"  {name:<16} {'yes' if value else 'no'}")
+    if row.formats:
+        lines.append(f"  formats          {', '.join(row.formats)}")
     if row.lora_targets:
         lines.append(f"  linear layers    {', '.join(row.lora_targets)}")
     return "\n".join(lines)

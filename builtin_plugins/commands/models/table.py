@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 TABLE: Final = Path(__file__).with_name("architectures.json")
 ANY: Final = "any architecture"
 """What an entry gives that serves architectures without one of their own."""
+
+PLAIN: Final = "plain weights"
+"""What a quantization method gives that keeps weights as they are stored, in a device's order."""
 
 How = Literal["native", "generic", "no"]
 
@@ -40,15 +43,24 @@ class Row:
     pooling: bool | None = None
     lora_targets: tuple[str, ...] = ()
     """Names of its linear layers."""
+    formats: tuple[str, ...] = ()
+    """Quantization methods whose checkpoints it takes, or that round plain ones: those of the plugins that are loaded."""
 
 
-def rows(entries: Iterable[Any], table: Mapping[str, Mapping[str, Any]] | None = None) -> list[Row]:
-    """Return every architecture of the table and of the loaded `models` entries, by name."""
+def rows(
+    entries: Iterable[Any], table: Mapping[str, Mapping[str, Any]] | None = None, methods: Iterable[Any] = ()
+) -> list[Row]:
+    """Return every architecture of the table and of the loaded `models` entries, by name.
+
+    `methods`: the loaded `quant_methods` entries, which every architecture takes that takes one.
+    """
     table = read_table() if table is None else table
     owners = {registered.entry.name: registered for registered in entries}
     general = next((found for found in owners.values() if ANY in found.entry.gives), None)
     names = {name for name, found in owners.items() if ANY not in found.entry.gives}
-    return [_row(name, owners.get(name), general, table.get(name, {})) for name in sorted(names | set(table))]
+    formats = tuple(sorted({found.entry.name for found in methods if PLAIN not in found.entry.gives}))
+    found = [_row(name, owners.get(name), general, table.get(name, {})) for name in sorted(names | set(table))]
+    return [replace(row, formats=formats) if row.quantization else row for row in found]
 
 
 def read_table() -> dict[str, dict[str, Any]]:

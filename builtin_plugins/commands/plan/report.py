@@ -38,10 +38,12 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
         yield (
             f"          {pool['blocks']:,} blocks of {pool['block_size']:,} tokens, {show_bytes(pool['block_bytes'])} each"
         )
+    for name, sizes in plan.feature_bytes.items():
+        yield f"{name:<9} {_over_ranks(sizes)} at most"
     yield f"context   {plan.context_length:,} tokens{_cut(plan)}"
     for index, (tokens, count) in enumerate(_at_once(plan).items()):
         yield f"{'' if index else 'at once':<10}{count:,} request{'' if count == 1 else 's'} of {tokens:,} tokens"
-    taken = sum(plan.weight_bytes) + sum(plan.kv_bytes)
+    taken = sum(plan.taken_bytes)
     if plan.free_bytes is not None:
         free = plan.free_bytes * ranks
         left = f", {show_bytes(free - taken)} left" if free >= taken else ""
@@ -60,7 +62,7 @@ def _verdict(plan: MemoryPlan) -> str:
         return f"does not fit: {show_bytes(plan.short_bytes)} missing{_each(plan)}; {why}"
     if plan.free_bytes is None:
         return "fits if this memory is free, which the platform does not say"
-    left = plan.free_bytes - max(map(sum, zip(plan.weight_bytes, plan.kv_bytes, strict=True)))
+    left = plan.free_bytes - max(plan.taken_bytes)
     return "fits" if left >= NARROW_BYTES else f"fits, with {show_bytes(left)} left for all else"
 
 
@@ -90,6 +92,7 @@ def as_json(plan: MemoryPlan, ways: Sequence[str]) -> dict[str, Any]:
             "groups": list(_groups(plan)),
             "pools": list(_pools(plan)),
         },
+        "features": plan.feature_bytes,
         "context_length": plan.context_length,
         "stated_context_length": source.max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,

@@ -13,6 +13,7 @@ import msgspec
 
 from builtin_plugins.metric_sinks.prometheus.system import heap_bytes, resident_bytes, touched_bytes
 from core.contracts.faults import faults_of
+from core.contracts.infos import infos_of
 from core.contracts.memory import memory_of
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ class SchedulerMemory:
         memory_of(self._registry).own("prefix_index", size, lambda: blocks * INDEX_ENTRY_BYTES)
 
     def call(self, verb: str, data: bytes) -> bytes | None:
-        """Answer `owners`."""
-        return msgspec.json.encode(process_memory(self._registry, "engine")) if verb == "owners" else None
+        """Answer `owners`, and what features beside the scheduler say of themselves."""
+        if verb != "owners":
+            return None
+        infos = {name: dict(say()) for name, say in infos_of(self._registry).items()}
+        return msgspec.json.encode(process_memory(self._registry, "engine") | {"infos": infos})
 
 
 class WorkerMemory:

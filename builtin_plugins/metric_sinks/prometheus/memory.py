@@ -49,6 +49,11 @@ def processes(
         yield _whole(API, *here, owners, faults or {})
 
 
+def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
+    """Return what features say of themselves in those that have answered: labels by metric."""
+    return {name: labels for answer in engine for name, labels in msgspec.json.decode(answer).get("infos", {}).items()}
+
+
 def _whole(
     process: str, resident: int, free: int, owners: Mapping[str, Sequence[int]], faults: Mapping[str, Sequence[Any]]
 ) -> ProcessMemory:

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from builtin_plugins.metric_sinks.prometheus.catalogue import FEATURES, FINISH_REASONS, KNOWN, MEMORY, METRICS, SOURCES
 from builtin_plugins.metric_sinks.prometheus.instruments import Family
-from builtin_plugins.metric_sinks.prometheus.memory import processes
+from builtin_plugins.metric_sinks.prometheus.memory import infos, processes
 from core.api import CallStats, ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
 
 FEATURE_NAMES: Final = frozenset(spec.name for spec in FEATURES)
@@ -29,6 +29,8 @@ class PrometheusSink:
         self._prefix = _checked(config.options.get("metrics_prefix", "engine_"))
         self._labels = {"model_name": names[0], "engine": "0"}
         self._cache_labels: dict[str, str] = {}
+        self._infos: dict[str, dict[str, str]] = {}
+        """Labels of what features say of themselves, by metric."""
         families = {spec.name: Family(spec) for spec in METRICS}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}
@@ -153,6 +155,7 @@ class PrometheusSink:
         bytes_, limits, resident = (self._families[spec.name] for spec in MEMORY)
         for family in (bytes_, limits, resident):
             family.values.clear()
+        self._infos = infos(told.get("engine") or ())
         for found in processes(told.get("owners") or {}, told.get("engine") or (), told.get("faults")):
             for plugin, (count, _) in found.faults.items():
                 self._faults.set(count, plugin, found.process)
@@ -171,6 +174,10 @@ class PrometheusSink:
                 info = Metric(self._prefix + name, family.spec.text, "gauge")
                 info.add_sample(self._prefix + name, {"engine": self._labels["engine"], **self._cache_labels}, 1.0)
                 yield info
+        for name, labels in self._infos.items():
+            said = Metric(self._prefix + name, "What a feature says of itself.", "gauge")
+            said.add_sample(self._prefix + name, {**self._labels, **labels}, 1.0)
+            yield said
 
 
 class _Families(Collector):

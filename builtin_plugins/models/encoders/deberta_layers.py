@@ -23,6 +23,9 @@ BASE = "deberta.embeddings"
 class Deberta(nn.Module):
     """The whole model; satisfies `core.api.PoolingModel`."""
 
+    takes_adapters = False
+    """Its layers multiply tables of distances too, which are no request's."""
+
     def __init__(self, spec: DebertaFacts, context: BuildContext) -> None:
         super().__init__()
         self.vocab_size = spec.vocab_size

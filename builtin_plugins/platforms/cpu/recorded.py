@@ -75,6 +75,5 @@ def _has_adapters(model: Model) -> bool:
 
 def _is_plain(batch: ForwardBatch) -> bool:
     """Say whether a step has nothing that a recorded one has not."""
-    return (
-        batch.embeddings is None and batch.token_types is None and batch.rope_positions is None and not batch.entering
-    )
+    given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
+    return given and not (batch.entering or batch.adapted)

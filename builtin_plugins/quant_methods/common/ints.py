@@ -56,7 +56,7 @@ class IntsFormat(StoredFormat):
         codes = part.columns(self.codes(tensors[self._weight], part))
         zeros = self.zeros(tensors[self._zero], part) if self._zero else None
         if not self._order:
-            scales = self._shared.of_rank(tensors[self._scale], part)
+            scales = self._shared.of_rank(self.scales(tensors[self._scale]), part)
             return GroupedInts(codes, scales, None if zeros is None else self._shared.of_rank(zeros, part))
         scales, order = part.rows(tensors[self._scale]), part.columns(tensors[self._order], 0).long()
         if len(order) and not 0 <= int(order.min()) <= int(order.max()) < scales.shape[1]:
@@ -69,6 +69,10 @@ class IntsFormat(StoredFormat):
             name = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(f"has a {self._weight} of {name}; the quantization config says int8.")
         return part.rows(tensor)
+
+    def scales(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return all scales of any floating type."""
+        return tensor
 
     def zeros(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
         """Return int16 zero points, those of all rows."""

@@ -6,12 +6,18 @@ from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.floats import FloatsFormat
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.fp8.rounding import Fp8Rounded
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
 
 BESIDE: Final = "input_scale activation_scale input_scale_ub"
 """Of activations, which are not rounded here."""
+
+
+def make_fp8(config: Any = None) -> StoredMethod:
+    """Return what reads such a checkpoint, or rounds a plain one."""
+    return Fp8(config) if config else Fp8Rounded()
 
 
 class _Floats(StoredMethod):

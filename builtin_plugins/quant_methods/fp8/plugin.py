@@ -11,8 +11,9 @@ def engine_quant_methods() -> list[Entry]:
     return [
         Entry(
             "fp8",
-            f"{FOLDER}:Fp8",
-            "eight-bit floats with a scale for a tensor or a block, as DeepSeek and Qwen write them",
+            f"{FOLDER}:make_fp8",
+            "eight-bit floats with a scale for a tensor or a block; of plain weights, for a row, rounded while they load",
+            gives=frozenset({"ptpc_fp8"}),
         ),
         Entry("fbgemm_fp8", f"{FOLDER}:FbgemmFp8", "eight-bit floats with a scale for each row, as FBGEMM writes them"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +27,11 @@ from builtin_plugins.routes.anthropic.reading import (
 from builtin_plugins.routes.anthropic.writing import MessageWriter
 from builtin_plugins.routes.body import Parsed, client_of
 from builtin_plugins.routes.conversation.asked import Conversation
+from builtin_plugins.routes.conversation.events import Event
 from builtin_plugins.routes.conversation.fields import features_of, sampling_of
-from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
-from builtin_plugins.routes.conversation.running import answered, check_model
+from builtin_plugins.routes.conversation.pipeline import AnswerEncoder, Conversations, Turn
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id
+from builtin_plugins.routes.short_way import ShortWay
 from builtin_plugins.routes.streams import typed_event, while_connected
 from core.api import InvalidRequest
 
@@ -40,6 +42,8 @@ class _Job:
 
     turn: Turn
     writer: MessageWriter
+    run_id: str
+    """Of the engine's request."""
 
 
 class Messages:
@@ -54,14 +58,14 @@ class Messages:
     async def create(self, request: Request) -> Any:
         """The next message of a conversation, in Anthropic's form."""
         parsed = await OTHERS.read(request, MessagesFields, self._engine.fields, strict=self._strict)
-        model = check_model(self._engine, parsed.fields.model)
+        model = await choose_model(self._engine, parsed.fields.model)
         try:
             return await answered(
                 request,
                 partial(self._job, parsed, model, client_of(request)),
                 stream=parsed.fields.stream,
                 whole=self._whole,
-                events=self._events,
+                events=lambda job: self._events(job, ShortWay(self._engine, request)),
                 headers=parsed.headers,
             )
         except InvalidRequest as error:
@@ -70,7 +74,7 @@ class Messages:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a request would have."""
         parsed = await OTHERS.read(request, CountFields, self._engine.fields, strict=self._strict)
-        check_model(self._engine, parsed.fields.model)
+        await choose_model(self._engine, parsed.fields.model)
         try:
             asked = await asyncio.to_thread(self._asked, parsed.fields, parsed.others, client_of(request))
             count = await while_connected(request, self._conversations.count(asked))
@@ -79,18 +83,19 @@ class Messages:
         body = msgspec.json.encode({"input_tokens": count})
         return Response(body, media_type="application/json", headers=parsed.headers)
 
-    async def _job(self, parsed: Parsed[MessagesFields], model: str, client: str) -> _Job:
+    async def _job(self, parsed: Parsed[MessagesFields], model: Chosen, client: str) -> _Job:
         fields = parsed.fields
         asked = await asyncio.to_thread(self._asked, fields, parsed.others, client)
+        asked.given = {**asked.given, **model.keywords}
         asked.decided = {"max_tokens": fields.max_tokens, "stop": fields.stop_sequences}
         asked.stream = fields.stream
         fields.messages = []  # they may be large, and the answer may take long
         thinking = fields.thinking
         thoughts = "" if thinking is None or thinking.type == "disabled" else thinking.display or "summarized"
         writer = MessageWriter(
-            f"msg_{secrets.token_hex(12)}", model, thoughts=thoughts, cached_details=self._cached_details
+            f"msg_{secrets.token_hex(12)}", model.name, thoughts=thoughts, cached_details=self._cached_details
         )
-        return _Job(await self._conversations.turn(asked), writer)
+        return _Job(await self._conversations.turn(asked), writer, engine_id(writer.message["id"]))
 
     def _asked(self, fields: CountFields, others: Mapping[str, Any], client: str) -> Conversation:
         """Return what a request asks, in the words that all protocols share."""
@@ -115,21 +120,25 @@ class Messages:
         )
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
-        async with aclosing(self._told(job)) as told:
-            async for _ in told:
-                pass
+        answer = self._conversations.answer(job.turn)
+        async with aclosing(self._conversations.outputs(job.turn, job.run_id)) as outputs:
+            async for output in outputs:
+                _told(job.writer, answer.of(output))
+        _told(job.writer, [await answer.ended()])
         return job.writer.message
 
-    async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
-        async with aclosing(self._told(job)) as told:
+    async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
+        answer, outputs = self._conversations.answer(job.turn), self._conversations.outputs(job.turn, job.run_id)
+        encoder = AnswerEncoder(answer, lambda events: _told(job.writer, events))
+        async with aclosing(way.events(job.run_id, outputs, encoder)) as told:
             async for data in told:
-                yield typed_event(data)
+                yield data
+        yield _told(job.writer, [await answer.ended()])
 
-    async def _told(self, job: _Job) -> AsyncGenerator[dict[str, Any]]:
-        async with aclosing(self._conversations.events(job.turn, job.writer.message["id"])) as events:
-            async for event in events:
-                for data in job.writer.take(event):
-                    yield data
+
+def _told(writer: MessageWriter, events: Iterable[Event]) -> bytes:
+    """Note some events of an answer and return what a stream tells of them."""
+    return b"".join([typed_event(data) for event in events for data in writer.take(event)])
 
 
 def _is_forced(fields: CountFields) -> bool:

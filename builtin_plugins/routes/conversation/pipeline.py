@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
 from builtin_plugins.routes.conversation.formats import AnswerReader, Formats
-from builtin_plugins.routes.conversation.running import engine_id, sound
+from builtin_plugins.routes.conversation.running import sound
 from builtin_plugins.routes.conversation.sampling import sampling_params
 from core.api import (
     CallBegun,
@@ -74,51 +73,19 @@ class Conversations:
         _, ids = await self._render(asked)
         return len(ids)
 
-    def outputs(self, turn: Turn, shown_id: str) -> AsyncGenerator[RequestOutput]:
-        """Ask the engine; nothing starts before the outputs are read."""
+    def outputs(self, turn: Turn, run_id: str) -> AsyncGenerator[RequestOutput]:
+        """Ask the engine under some id; nothing starts before the outputs are read."""
         outputs: AsyncIterator[RequestOutput] = answering(self._engine, turn.beams)(
             {"prompt_token_ids": turn.ids},
             turn.sampling if turn.reader is None else turn.reader.sampling(turn.sampling),
-            engine_id(shown_id),
+            run_id,
             **turn.options,
         )
         return sound(outputs)
 
-    async def events(self, turn: Turn, shown_id: str) -> AsyncGenerator[Event]:
-        """Yield what a single answer brings, as it comes, the last one `Ended`."""
-        choice, generated, cached = turn.begin(), 0, 0
-        thoughts: list[str] = []
-        begun, last = False, None
-        async with aclosing(self.outputs(turn, shown_id)) as outputs:
-            async for output in outputs:
-                if not begun:
-                    begun, cached = True, output.num_cached_tokens or 0
-                    yield Begun(len(turn.ids), cached)
-                for completion in output.outputs:
-                    generated += len(completion.token_ids)
-                    if completion.logprobs is not None:
-                        yield Scored(completion.token_ids, completion.logprobs)
-                    for piece in choice.take(completion):
-                        if isinstance(piece, ReasoningPiece):
-                            thoughts.append(piece.text)
-                        yield piece
-                    if completion.finish_reason is not None:
-                        last = completion
-        if last is None:
-            raise RequestFailed("the engine ended the request without an output.")
-        yield Ended(
-            reason=choice.finish_reason(last) or "stop",
-            stop=last.stop_reason if isinstance(last.stop_reason, str) else None,
-            prompt_tokens=len(turn.ids),
-            cached_tokens=cached,
-            generated_tokens=generated,
-            reasoning_tokens=await self._num_tokens("".join(thoughts)),
-            context_full=generated != turn.sampling.max_tokens
-            and len(turn.ids) + generated >= self._engine.max_model_len,
-        )
-
-    async def _num_tokens(self, text: str) -> int:
-        return len(await self._engine.tokenize(text, False)) if text else 0
+    def answer(self, turn: Turn) -> Answer:
+        """Return what reads the events of a single answer out of its outputs."""
+        return Answer(self._engine, turn)
 
     def _sampling(self, asked: Conversation) -> SamplingParams:
         decided = {**asked.decided, **self._formats.constraint(asked)}
@@ -144,6 +111,72 @@ class Conversations:
         if asked.add_special_tokens:
             ids = await self._engine.tokenize(text, True, keep=keep, client=asked.client)
         return text, ids
+
+
+class Answer:
+    """A single answer as the events that it brings."""
+
+    def __init__(self, engine: Any, turn: Turn) -> None:
+        self._engine = engine
+        self._turn = turn
+        self._choice = turn.begin()
+        self._begun = False
+        self._cached = 0
+        self._thoughts: list[str] = []
+        self._last: CompletionOutput | None = None
+
+    def of(self, output: RequestOutput) -> list[Event]:
+        """Return what an output brings."""
+        events: list[Event] = []
+        if not self._begun:
+            self._begun, self._cached = True, output.num_cached_tokens or 0
+            events.append(Begun(len(self._turn.ids), self._cached))
+        for completion in output.outputs:
+            events += self.more(completion)
+            if completion.finish_reason is not None:
+                self._last = completion
+        return events
+
+    def more(self, completion: CompletionOutput) -> Sequence[Event]:
+        """Return what something new of its sequence brings."""
+        pieces = self._choice.take(completion)
+        self._thoughts += [piece.text for piece in pieces if isinstance(piece, ReasoningPiece)]
+        if completion.logprobs is None:
+            return pieces
+        return [Scored(completion.token_ids, completion.logprobs), *pieces]
+
+    async def ended(self) -> Ended:
+        """Return the last event, when there are no more outputs. Raises `RequestFailed` where there have been none."""
+        turn, last = self._turn, self._last
+        if last is None:
+            raise RequestFailed("the engine ended the request without an output.")
+        thoughts, generated = "".join(self._thoughts), last.num_tokens
+        return Ended(
+            reason=self._choice.finish_reason(last) or "stop",
+            stop=last.stop_reason if isinstance(last.stop_reason, str) else None,
+            prompt_tokens=len(turn.ids),
+            cached_tokens=self._cached,
+            generated_tokens=generated,
+            reasoning_tokens=len(await self._engine.tokenize(thoughts, False)) if thoughts else 0,
+            context_full=generated != turn.sampling.max_tokens
+            and len(turn.ids) + generated >= self._engine.max_model_len,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEncoder:
+    """Makes of an answer what a protocol's stream tells of it."""
+
+    answer: Answer
+    encode: Callable[[Sequence[Event]], bytes]
+
+    def of(self, output: RequestOutput) -> bytes:
+        """Return what is told of an output."""
+        return self.encode(self.answer.of(output))
+
+    def more(self, completion: CompletionOutput) -> bytes:
+        """Return what is told of something new of its sequence."""
+        return self.encode(self.answer.more(completion))
 
 
 class Choice:

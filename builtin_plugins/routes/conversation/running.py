@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -16,22 +17,50 @@ from starlette.responses import Response
 from builtin_plugins.routes.body import handed_over
 from builtin_plugins.routes.streams import EventStream, Opened, started, while_connected
 from core.api import RequestFailed, RequestOutput
+from core.contracts.variants import Variant, VariantSource, variants_of
 
 J = TypeVar("J")
 
 
-def check_model(engine: Any, wanted: str | None) -> str:
-    """Return the name to answer under. Raises a 404 for a model that is not served.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The model that a request names."""
 
-    A served name with a `*` stands for all that fit: some clients insist on names of their own.
+    name: str
+    """To answer under."""
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    """Of `AsyncLLM.generate`, by which a variant of the model is asked for."""
+
+
+async def choose_model(engine: Any, wanted: str | None) -> Chosen:
+    """Return the model to ask. Raises a 404 for one that is not served.
+
+    A served name with a `*` stands for all that fit: some clients insist on names of their own. Variants, which features
+    serve beside the model, have names as well.
     """
     served = list(engine.served_names)
     if wanted is None or wanted == "":
-        return shown_names(engine)[0]
-    if wanted not in served and not any("*" in name and fnmatchcase(wanted, name) for name in served):
-        message = f"the model {wanted[:200]!r} does not exist here; served: {', '.join(served)}."
-        raise HTTPException(404, {"message": message, "param": "model", "code": "model_not_found"})
-    return wanted
+        return Chosen(shown_names(engine)[0])
+    if wanted in served:
+        return Chosen(wanted)
+    for source in _variant_sources(engine):
+        found = await source.find(wanted)
+        if found is not None:
+            return Chosen(wanted, found.keywords)
+    if any("*" in name and fnmatchcase(wanted, name) for name in served):
+        return Chosen(wanted)
+    served += [variant.name for variant in listed_variants(engine)]
+    message = f"the model {wanted[:200]!r} does not exist here; served: {', '.join(served)}."
+    raise HTTPException(404, {"message": message, "param": "model", "code": "model_not_found"})
+
+
+def listed_variants(engine: Any) -> list[Variant]:
+    """Return the variants that are listed beside the model."""
+    return [variant for source in _variant_sources(engine) for variant in source.variants()]
+
+
+def _variant_sources(engine: Any) -> Sequence[VariantSource]:
+    return () if engine.registry is None else variants_of(engine.registry)
 
 
 def shown_names(engine: Any) -> list[str]:

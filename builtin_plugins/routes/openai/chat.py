@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from builtin_plugins.routes.body import client_of, read_request
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.pipeline import Choice, Conversations, Turn
-from builtin_plugins.routes.conversation.running import answered, check_model, last, now
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, last, now
 from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
@@ -26,6 +27,7 @@ from builtin_plugins.routes.openai.answers import (
 )
 from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, read_others
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
+from builtin_plugins.routes.short_way import ShortWay
 from builtin_plugins.routes.streams import DONE, event, event_with_text
 from core.api import (
     ArgumentsPiece,
@@ -34,6 +36,7 @@ from core.api import (
     InvalidRequest,
     Piece,
     ReasoningPiece,
+    RequestOutput,
     TextPiece,
 )
 
@@ -68,15 +71,16 @@ class ChatCompletions:
         )
         fields = parsed.fields
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
-        head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), check_model(self._engine, fields.model))
+        model = await choose_model(self._engine, fields.model)
+        head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), model.name)
 
         try:
             return await answered(
                 request,
-                partial(self._job, head, fields, parsed.others, client_of(request)),
+                partial(self._job, head, model, fields, parsed.others, client_of(request)),
                 stream=fields.stream,
                 whole=self._whole,
-                events=self._events,
+                events=lambda job: self._events(job, ShortWay(self._engine, request)),
                 headers=parsed.headers,
             )
         except InvalidRequest as error:
@@ -89,8 +93,10 @@ class ChatCompletions:
             }
             raise as_typed(error, typed) from None
 
-    async def _job(self, head: AnswerHead, fields: ChatFields, others: dict[str, Any], client: str) -> _Job:
-        given = read_others(others, self._engine.fields)
+    async def _job(
+        self, head: AnswerHead, model: Chosen, fields: ChatFields, others: dict[str, Any], client: str
+    ) -> _Job:
+        given = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
         check_beams(fields)
         if fields.stream and "prompt_logprobs" in others:
@@ -145,7 +151,7 @@ class ChatCompletions:
         )
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
-        output = await last(self._conversations.outputs(job.turn, job.head.id))
+        output = await last(self._conversations.outputs(job.turn, engine_id(job.head.id)))
         usage = Usage(self._options.cached_details)
         usage.count(0, output)
         choices = []
@@ -165,41 +171,12 @@ class ChatCompletions:
             more["prompt_token_ids"] = output.prompt_token_ids
         return job.head.with_choices(choices, usage=usage.as_json(), **more)
 
-    async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
-        usage = Usage(self._options.cached_details)
-        final, always = shows_usage(job.fields, self._options)
-        begun, plain = False, not (always or job.fields.return_token_ids)
-        saying: dict[int, Callable[[str], bytes]] = {}
-        """By choice, what makes an event of nothing but some text."""
-        reading = [job.turn.begin() for _ in range(job.turn.sampling.n)]
-        async for output in self._conversations.outputs(job.turn, job.head.id):
-            usage.count(0, output)
-            more = {"usage": usage.as_json() if always else None} if final else {}
-            if not begun:
-                begun = True
-                ids = {"prompt_token_ids": output.prompt_token_ids} if job.fields.return_token_ids else {}
-                choices = [_opening(job, index) for index in range(job.turn.sampling.n)]
-                yield event(job.head.with_choices(choices, **ids, **more))
-            for completion in output.outputs:
-                if not (completion.token_ids or completion.text or completion.finish_reason is not None):
-                    continue
-                read = reading[completion.index]
-                delta = _delta(read.take(completion), reasoning=job.fields.include_reasoning)
-                if (
-                    plain
-                    and delta.keys() == {"content"}
-                    and completion.finish_reason is None
-                    and not completion.logprobs
-                ):
-                    if completion.index not in saying:
-                        same = self._choice(job, completion, "delta", {"content": ""}, read)
-                        saying[completion.index] = event_with_text(job.head.with_choices([same], **more), "content")
-                    yield saying[completion.index](delta["content"])
-                elif delta or completion.finish_reason or completion.logprobs or job.fields.return_token_ids:
-                    yield event(job.head.with_choices([self._choice(job, completion, "delta", delta, read)], **more))
-        if final:
-            yield event(job.head.with_choices([], usage=usage.as_json()))
-        yield DONE
+    async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
+        events, run_id = _Events(job, self._options, self._choice), engine_id(job.head.id)
+        async with aclosing(way.events(run_id, self._conversations.outputs(job.turn, run_id), events)) as told:
+            async for data in told:
+                yield data
+        yield events.last()
 
     def _choice(
         self,
@@ -227,6 +204,63 @@ class ChatCompletions:
         if job.fields.return_token_ids:
             choice["token_ids"] = list(completion.token_ids)
         return choice
+
+
+class _Events:
+    """Makes the events of one streamed answer."""
+
+    def __init__(self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]) -> None:
+        self._job = job
+        self._choice = choice
+        self._usage = Usage(options.cached_details)
+        self._final, self._always = shows_usage(job.fields, options)
+        self._begun, self._plain = False, not (self._always or job.fields.return_token_ids)
+        self._reading = [job.turn.begin() for _ in range(job.turn.sampling.n)]
+        self._saying: dict[int, Callable[[str], bytes]] = {}
+        """By choice, what makes an event of nothing but some text."""
+
+    def of(self, output: RequestOutput) -> bytes:
+        """Return the events of an output."""
+        self._usage.count(0, output)
+        told = b"" if self._begun else self._opening(output)
+        for completion in output.outputs:
+            if completion.token_ids or completion.text or completion.finish_reason is not None:
+                told += self._event(completion)
+        return told
+
+    def more(self, completion: CompletionOutput) -> bytes:
+        """Return the event of what is new of a choice, if it is to be told."""
+        self._usage.generated[0, completion.index] = completion.num_tokens
+        return self._event(completion)
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        return {"usage": self._usage.as_json() if self._always else None} if self._final else {}
+
+    def _opening(self, output: RequestOutput) -> bytes:
+        self._begun, job = True, self._job
+        ids = {"prompt_token_ids": output.prompt_token_ids} if job.fields.return_token_ids else {}
+        choices = [_opening(job, index) for index in range(job.turn.sampling.n)]
+        return event(job.head.with_choices(choices, **ids, **self._more))
+
+    def _event(self, completion: CompletionOutput) -> bytes:
+        job, index, read = self._job, completion.index, self._reading[completion.index]
+        pieces = read.take(completion)
+        is_last, told = completion.finish_reason is not None, completion.logprobs or job.fields.return_token_ids
+        if self._plain and not (is_last or told) and len(pieces) == 1 and isinstance(pieces[0], TextPiece):
+            if index not in self._saying:
+                same = self._choice(job, completion, "delta", {"content": ""}, read)
+                self._saying[index] = event_with_text(job.head.with_choices([same], **self._more), "content")
+            return self._saying[index](pieces[0].text)
+        delta = _delta(pieces, reasoning=job.fields.include_reasoning)
+        if not (delta or is_last or told):
+            return b""
+        return event(job.head.with_choices([self._choice(job, completion, "delta", delta, read)], **self._more))
+
+    def last(self) -> bytes:
+        """Return what ends the stream."""
+        told = event(self._job.head.with_choices([], usage=self._usage.as_json())) if self._final else b""
+        return told + DONE
 
 
 def _decided(fields: ChatFields) -> dict[str, Any]:

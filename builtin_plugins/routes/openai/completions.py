@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
 from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.running import answered, check_model, engine_id, last, now, sound
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, last, now, sound
 from builtin_plugins.routes.conversation.sampling import sampling_params
 from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.many import gathered
@@ -35,6 +36,7 @@ from builtin_plugins.routes.openai.fields import (
     read_others,
 )
 from builtin_plugins.routes.openai.logprobs import completion_logprobs, prompt_logprobs
+from builtin_plugins.routes.short_way import ShortWay
 from builtin_plugins.routes.streams import DONE, event, event_with_text, merged
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
 
@@ -58,6 +60,8 @@ class _Job:
     scores_only: bool
     """The client wants the prompt back and nothing generated (`max_tokens` 0 with `echo`)."""
     tokens_as_ids: bool
+    run_id: str
+    """In front of the ids of the engine's requests."""
 
 
 class Completions:
@@ -76,20 +80,16 @@ class Completions:
             strict=self._options.strict_fields,
             num_tokens=CONTEXTS * self._engine.max_model_len,
         )
-        head = AnswerHead(
-            answer_id(request, parsed.fields, "cmpl"),
-            "text_completion",
-            now(),
-            check_model(self._engine, parsed.fields.model),
-        )
+        model = await choose_model(self._engine, parsed.fields.model)
+        head = AnswerHead(answer_id(request, parsed.fields, "cmpl"), "text_completion", now(), model.name)
 
         try:
             return await answered(
                 request,
-                partial(self._job, head, parsed.fields, parsed.others, client_of(request)),
+                partial(self._job, head, model, parsed.fields, parsed.others, client_of(request)),
                 stream=parsed.fields.stream,
                 whole=self._whole,
-                events=self._events,
+                events=lambda job: self._events(job, ShortWay(self._engine, request)),
                 headers=parsed.headers,
             )
         except InvalidRequest as error:
@@ -97,8 +97,10 @@ class Completions:
                 error, {"sampling_params": "model", "extra_args": "vllm_xargs", **typed_fields(parsed.others)}
             ) from None
 
-    async def _job(self, head: AnswerHead, fields: CompletionFields, others: dict[str, Any], client: str) -> _Job:
-        given = read_others(others, self._engine.fields)
+    async def _job(
+        self, head: AnswerHead, model: Chosen, fields: CompletionFields, others: dict[str, Any], client: str
+    ) -> _Job:
+        given = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
         check_beams(fields)
         scores_only = fields.echo and others.get("max_tokens") == 0
@@ -121,7 +123,7 @@ class Completions:
         as_ids = fields.return_tokens_as_token_ids
         as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
         fields.prompt = ""  # it may be large, and the answer may take long
-        return _Job(head, fields, sampling, generating, given, prompts, client, scores_only, as_ids)
+        return _Job(head, fields, sampling, generating, given, prompts, client, scores_only, as_ids, engine_id(head.id))
 
     async def _prompts(self, fields: CompletionFields, **reading: Any) -> list[dict[str, Any]]:
         """Return every prompt's token ids, so that all are known to be good before one starts, and the text to echo."""
@@ -144,7 +146,7 @@ class Completions:
             ask(
                 prompt,
                 job.generating,
-                engine_id(f"{job.head.id}-{i}"),
+                _run_id(job, i),
                 priority=job.fields.priority,
                 cache_salt=job.fields.cache_salt,
                 client=job.client,
@@ -162,41 +164,19 @@ class Completions:
             shown = best(output, job.sampling)
             choices += [self._choice(job, i, output, completion, first=True) for completion in shown]
         if job.scores_only:
-            usage.completion_tokens = 0
+            usage.generated.clear()
         return job.head.with_choices(choices, usage=usage.as_json())
 
-    async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
-        usage = Usage(self._options.cached_details)
-        final, always = shows_usage(job.fields, self._options)
-        ends: dict[int, int] = {}
-        plain = not (always or job.fields.return_token_ids or job.sampling.logprobs is not None or job.scores_only)
-        saying: dict[int, Callable[[str], bytes]] = {}
-        """Of sequences that have begun, what makes an event of some text."""
-        stream = merged([sound(run) for run in self._run(job)])
-        try:
-            async for i, output in stream:
-                usage.count(i, output)
-                for completion in output.outputs:
-                    index = i * job.sampling.n + completion.index
-                    if index in saying and completion.finish_reason is None:
-                        yield saying[index](completion.text)
-                        continue
-                    offset = ends.get(index, 0)
-                    choice = self._choice(job, i, output, completion, first=index not in ends, offset=offset)
-                    tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else ()
-                    ends[index] = offset + sum(map(len, tokens))  # as a whole answer counts: token by token
-                    more = {"usage": usage.as_json() if always else None} if final else {}
-                    yield event(job.head.with_choices([choice], **more))
-                    if plain:
-                        same = {**choice, "text": "", "finish_reason": None, "stop_reason": None}
-                        saying[index] = event_with_text(job.head.with_choices([same], **more), "text")
-        finally:
-            await stream.aclose()
-        if job.scores_only:
-            usage.completion_tokens = 0
-        if final:
-            yield event(job.head.with_choices([], usage=usage.as_json()))
-        yield DONE
+    async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
+        events, runs = _Events(job, self._options, self._choice), self._run(job)
+        if len(runs) == 1:
+            outputs: AsyncGenerator[bytes] = way.events(_run_id(job, 0), sound(runs[0]), events)
+        else:
+            outputs = _each(merged([sound(run) for run in runs]), events)
+        async with aclosing(outputs):
+            async for data in outputs:
+                yield data
+        yield events.last()
 
     def _choice(
         self,
@@ -246,6 +226,70 @@ class Completions:
         if "prompt" not in known and self._engine.tokenizer is not None:
             known["prompt"] = self._engine.tokenizer.decode(known["prompt_token_ids"])
         return str(known.get("prompt", ""))
+
+
+class _Events:
+    """Makes the events of one streamed answer."""
+
+    def __init__(self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]) -> None:
+        self._job = job
+        self._choice = choice
+        self._usage = Usage(options.cached_details)
+        self._final, self._always = shows_usage(job.fields, options)
+        self._plain = not (
+            self._always or job.fields.return_token_ids or job.sampling.logprobs is not None or job.scores_only
+        )
+        self._newest: RequestOutput
+        self._ends: dict[int, int] = {}
+        """Of sequences that have begun, how much of their text has been told."""
+        self._saying: dict[int, Callable[[str], bytes]] = {}
+        """Of those, what makes an event of nothing but some text."""
+
+    def of(self, output: RequestOutput, prompt: int = 0) -> bytes:
+        """Return the events of an output."""
+        self._usage.count(prompt, output)
+        self._newest = output
+        return b"".join([self._event(prompt, completion) for completion in output.outputs])
+
+    def more(self, completion: CompletionOutput) -> bytes:
+        """Return the event of what is new of a sequence of a single prompt."""
+        say = self._saying.get(completion.index)
+        if say is not None:
+            return say(completion.text)
+        self._usage.generated[0, completion.index] = completion.num_tokens
+        return self._event(0, completion)
+
+    def _event(self, prompt: int, completion: CompletionOutput) -> bytes:
+        job = self._job
+        index = prompt * job.sampling.n + completion.index
+        if completion.finish_reason is None and (say := self._saying.get(index)) is not None:
+            return say(completion.text)
+        offset = self._ends.get(index, 0)
+        choice = self._choice(job, prompt, self._newest, completion, first=index not in self._ends, offset=offset)
+        tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else ()
+        self._ends[index] = offset + sum(map(len, tokens))  # as a whole answer counts: token by token
+        more = {"usage": self._usage.as_json() if self._always else None} if self._final else {}
+        if self._plain:
+            same = {**choice, "text": "", "finish_reason": None, "stop_reason": None}
+            self._saying[index] = event_with_text(job.head.with_choices([same], **more), "text")
+        return event(job.head.with_choices([choice], **more))
+
+    def last(self) -> bytes:
+        """Return what ends the stream."""
+        if self._job.scores_only:
+            self._usage.generated.clear()
+        told = event(self._job.head.with_choices([], usage=self._usage.as_json())) if self._final else b""
+        return told + DONE
+
+
+async def _each(outputs: AsyncGenerator[tuple[int, RequestOutput]], events: _Events) -> AsyncGenerator[bytes]:
+    async with aclosing(outputs):
+        async for prompt, output in outputs:
+            yield events.of(output, prompt)
+
+
+def _run_id(job: _Job, prompt: int) -> str:
+    return f"{job.run_id}-{prompt}"
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

@@ -13,12 +13,13 @@ from starlette.routing import Route
 
 from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
-from builtin_plugins.routes.conversation.running import check_model, now, shown_names
+from builtin_plugins.routes.conversation.running import choose_model, listed_variants, now, shown_names
 from builtin_plugins.routes.openai.answers import AnswerOptions
 from builtin_plugins.routes.openai.bodies import bodies
 from builtin_plugins.routes.openai.chat import ChatCompletions
 from builtin_plugins.routes.openai.completions import Completions
 from core.api import EngineConfig
+from core.contracts.variants import Variant
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +58,19 @@ class OpenAIRoutes:
         return await self._chat(request)
 
     async def _models(self, request: Request) -> JSONResponse:
-        names = shown_names(self._engine)
-        ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}  # for Anthropic's clients
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in names], **ends})
+        cards = [self._card(name) for name in shown_names(self._engine)]
+        cards += [self._variant_card(variant) for variant in listed_variants(self._engine)]
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}  # for Anthropic's clients
+        return JSONResponse({"object": "list", "data": cards, **ends})
 
     async def _model(self, request: Request) -> JSONResponse:
-        return JSONResponse(self._card(check_model(self._engine, request.path_params["model"])))
+        name = (await choose_model(self._engine, request.path_params["model"])).name
+        variant = next((each for each in listed_variants(self._engine) if each.name == name), None)
+        return JSONResponse(self._card(name) if variant is None else self._variant_card(variant))
+
+    def _variant_card(self, variant: Variant) -> dict[str, Any]:
+        parent = variant.parent or shown_names(self._engine)[0]
+        return {**self._card(variant.name), "root": variant.root, "parent": parent}
 
     def _card(self, name: str) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
 from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.running import check_model, engine_id
+from builtin_plugins.routes.conversation.running import choose_model, engine_id
 from builtin_plugins.routes.many import gathered
 from builtin_plugins.routes.openai.answers import answer_id
 from builtin_plugins.routes.pooling.fields import UNSERVED, WITHOUT_EFFECT, PoolingFields
@@ -74,10 +74,10 @@ class Pools:
             request, struct, self.others, strict=self.strict, num_tokens=CONTEXTS * self.engine.max_model_len
         )
         fields: Any = parsed.fields
-        model = check_model(self.engine, fields.model)
+        model = await choose_model(self.engine, fields.model)
         names = Names(self.engine.fields.read, UNSERVED)
-        given = names.sieve(parsed.others, WITHOUT_EFFECT)
-        job = Job(answer_id(request, fields, prefix), model, parsed.fields, given, client_of(request))
+        given = {**names.sieve(parsed.others, WITHOUT_EFFECT), **model.keywords}
+        job = Job(answer_id(request, fields, prefix), model.name, parsed.fields, given, client_of(request))
 
         async def worked() -> Response:
             return await work(job)

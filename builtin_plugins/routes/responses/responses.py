@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from builtin_plugins.routes.body import Parsed, client_of, handed_over
 from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.events import Begun, Ended
+from builtin_plugins.routes.conversation.events import Begun
 from builtin_plugins.routes.conversation.fields import features_of, sampling_of
-from builtin_plugins.routes.conversation.pipeline import Conversations, Turn
-from builtin_plugins.routes.conversation.running import answered, check_model, failure, now
+from builtin_plugins.routes.conversation.pipeline import Answer, AnswerEncoder, Conversations, Turn
+from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, failure, now
 from builtin_plugins.routes.responses.background import Run, Runs
 from builtin_plugins.routes.responses.fields import INCLUDABLE, OTHERS, InputFields, ResponsesFields, Tool
 from builtin_plugins.routes.responses.kept import KeptResponses, as_json, said
@@ -35,6 +35,7 @@ from builtin_plugins.routes.responses.reading import (
 from builtin_plugins.routes.responses.store import Kept, ResponseStore
 from builtin_plugins.routes.responses.tools import LEFT_OUT, Toolbox
 from builtin_plugins.routes.responses.writing import ResponseWriter
+from builtin_plugins.routes.short_way import ShortWay
 from builtin_plugins.routes.streams import EventStream, typed_event, while_connected
 from core.api import TOO_LONG, InvalidRequest, SamplingParams
 
@@ -45,6 +46,8 @@ class _Job:
 
     turn: Turn
     writer: ResponseWriter
+    run_id: str
+    """Of the engine's request."""
     kept: bool
     failure: Callable[[BaseException], tuple[int, str]]
     """Says what a client is told of an exception."""
@@ -76,7 +79,7 @@ class Responses:
         """An answer, whole, streamed or made in the background."""
         parsed = await OTHERS.read(request, ResponsesFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
-        model = check_model(self._engine, fields.model)
+        model = await choose_model(self._engine, fields.model)
         try:
             tools = Toolbox.of(fields.tools, fields.tool_choice)
             if tools.ignored and self._strict:
@@ -88,19 +91,24 @@ class Responses:
             if fields.background:
                 return await self._started(request, job, fields, headers)
             return await answered(
-                request, job, stream=fields.stream, whole=self._whole, events=self._events, headers=headers
+                request,
+                job,
+                stream=fields.stream,
+                whole=self._whole,
+                events=lambda job: self._events(job, ShortWay(self._engine, request)),
+                headers=headers,
             )
         except InvalidRequest as error:
             refused = as_written(error, forced=fields.tool_choice not in ("none", "auto"))
             if refused.code == TOO_LONG and fields.stream and not fields.background:
-                return EventStream(_too_long(fields, model, refused), parsed.headers)
+                return EventStream(_too_long(fields, model.name, refused), parsed.headers)
             raise refused from None
 
     async def count(self, request: Request) -> Response:
         """How many tokens the input of a request would have."""
         parsed = await OTHERS.read(request, InputFields, self._engine.fields, strict=self._strict)
         fields = parsed.fields
-        check_model(self._engine, fields.model)
+        await choose_model(self._engine, fields.model)
         try:
             tools = Toolbox.of(fields.tools, fields.tool_choice)
             asked, _ = await self._asked(fields, parsed.others, tools, client_of(request))
@@ -111,11 +119,12 @@ class Responses:
 
     # --- requests
 
-    async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: str, tools: Toolbox) -> _Job:
+    async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: Chosen, tools: Toolbox) -> _Job:
         fields = parsed.fields
         _check(fields)
         asked, items = await self._asked(fields, parsed.others, tools, client_of(request))
         scored = bool(fields.top_logprobs) or "message.output_text.logprobs" in fields.include
+        asked.given = {**asked.given, **model.keywords}
         decided = dict(asked.decided)
         if scored:
             decided["logprobs"] = fields.top_logprobs or 0
@@ -127,7 +136,7 @@ class Responses:
         turn = await self._conversations.turn(asked)
         fields.input = []  # it may be large, and the answer may take long
         writer = ResponseWriter(
-            _response(fields, model, turn.sampling),
+            _response(fields, model.name, turn.sampling),
             tools.known,
             include=fields.include,
             num_top=fields.top_logprobs or 0,
@@ -135,7 +144,7 @@ class Responses:
         )
         if fields.store:
             await self._store.begin(writer.response["id"], items)
-        return _Job(turn, writer, fields.store, partial(failure, request))
+        return _Job(turn, writer, engine_id(writer.response["id"]), fields.store, partial(failure, request))
 
     async def _asked(
         self, fields: InputFields, others: Mapping[str, Any], tools: Toolbox, client: str
@@ -171,27 +180,33 @@ class Responses:
                 pass
         return job.writer.response
 
-    async def _events(self, job: _Job) -> AsyncGenerator[bytes]:
-        begun = False
+    async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
+        answer, outputs = self._conversations.answer(job.turn), self._conversations.outputs(job.turn, job.run_id)
+        encoder, begun = AnswerEncoder(answer, lambda events: _encoded(job.writer.told(events))), False
         try:
-            async with aclosing(self._told(job)) as told:
+            async with aclosing(way.events(job.run_id, outputs, encoder)) as told:
                 async for data in told:
                     begun = True
-                    yield typed_event(data)
+                    yield data
+            yield _encoded(await self._end(job, answer))
         except Exception as error:  # the server says what is told of it; the stream ends as its clients know it
             if not begun:
                 raise
-            for data in await self._failed(job, error):
-                yield typed_event(data)
+            yield _encoded(await self._failed(job, error))
 
     async def _told(self, job: _Job) -> AsyncGenerator[dict[str, Any]]:
-        async with aclosing(self._conversations.events(job.turn, job.writer.response["id"])) as events:
-            async for event in events:
-                told = list(job.writer.take(event))
-                if isinstance(event, Ended):
-                    await self._keep(job)  # before anybody hears that it has ended, and goes on from it
-                for data in told:
+        answer = self._conversations.answer(job.turn)
+        async with aclosing(self._conversations.outputs(job.turn, job.run_id)) as outputs:
+            async for output in outputs:
+                for data in job.writer.told(answer.of(output)):
                     yield data
+        for data in await self._end(job, answer):
+            yield data
+
+    async def _end(self, job: _Job, answer: Answer) -> list[dict[str, Any]]:
+        told = list(job.writer.take(await answer.ended()))
+        await self._keep(job)  # before anybody hears that it has ended, and goes on from it
+        return told
 
     async def _failed(self, job: _Job, error: Exception) -> list[dict[str, Any]]:
         status, message = job.failure(error)
@@ -231,6 +246,10 @@ class Responses:
     async def _keep(self, job: _Job) -> None:
         if job.kept:
             await self._store.end(job.writer.response)
+
+
+def _encoded(told: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(map(typed_event, told))
 
 
 def _read(

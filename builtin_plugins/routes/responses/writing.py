@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
@@ -48,6 +48,11 @@ class ResponseWriter:
         self.response["status"] = "queued"
         yield self._lifecycle("created")
         yield self._lifecycle("queued")
+
+    def told(self, events: Iterable[Event]) -> Told:
+        """Note what is new; yield the events that tell it."""
+        for event in events:
+            yield from self.take(event)
 
     def take(self, event: Event) -> Told:
         """Note what is new; yield the events that tell it."""

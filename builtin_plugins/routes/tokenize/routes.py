@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.body import CONTEXTS, Parsed, client_of, read_request
-from builtin_plugins.routes.conversation.running import check_model
+from builtin_plugins.routes.conversation.running import choose_model
 from builtin_plugins.routes.schema import body_schema
 from builtin_plugins.routes.streams import while_connected
 from core.api import EngineConfig, InvalidRequest
@@ -71,7 +71,7 @@ class TokenizeRoutes:
     async def _tokenize(self, request: Request) -> Response:
         parsed = await read_request(request, TokenizeFields, strict=self._strict)
         fields = parsed.fields
-        self._check(fields.model)
+        await self._check(fields.model)
         if (fields.prompt is None) == (fields.messages is None):
             raise InvalidRequest("prompt", "give either a prompt or messages.")
         ids = await while_connected(request, self._ids(fields, client_of(request)))
@@ -100,7 +100,7 @@ class TokenizeRoutes:
     async def _detokenize(self, request: Request) -> Response:
         most = CONTEXTS * self._engine.max_model_len
         parsed = await read_request(request, DetokenizeFields, strict=self._strict, num_tokens=most)
-        self._check(parsed.fields.model)
+        await self._check(parsed.fields.model)
         vocab_size = self._engine.vocab_size
         if len(parsed.fields.tokens) > most:
             raise InvalidRequest("tokens", f"holds {len(parsed.fields.tokens)} tokens, at most {most} are allowed.")
@@ -113,7 +113,7 @@ class TokenizeRoutes:
 
     async def _info(self, request: Request) -> Response:
         """Tell the tokenizer's settings, as its tokenizer_config.json has them, and the chat template in force."""
-        self._check(None)
+        await self._check(None)
         tokenizer = self._engine.tokenizer
         stated = await asyncio.to_thread(_settings, self._folder)
         told = {"tokenizer_class": type(tokenizer).__name__, **stated, "vocab_size": tokenizer.vocab_size}
@@ -121,10 +121,10 @@ class TokenizeRoutes:
             msgspec.json.encode({**told, "chat_template": tokenizer.chat_template}), media_type="application/json"
         )
 
-    def _check(self, model: str | None) -> None:
+    async def _check(self, model: str | None) -> None:
         if self._engine.tokenizer is None:
             raise HTTPException(404, "this engine runs without a tokenizer (--skip-tokenizer-init).")
-        check_model(self._engine, model)
+        await choose_model(self._engine, model)
 
 
 def _answer(value: dict[str, Any], parsed: Parsed[Any]) -> Response:

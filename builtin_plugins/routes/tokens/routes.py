@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from builtin_plugins.routes.body import CONTEXTS, client_of, handed_over, read_request
 from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS, Priority, Small, as_typed
-from builtin_plugins.routes.conversation.running import check_model, engine_id, last, now, sound
+from builtin_plugins.routes.conversation.running import choose_model, engine_id, last, now, sound
 from builtin_plugins.routes.conversation.sampling import sampling_params
 from builtin_plugins.routes.openai.answers import Usage, answer_id
 from builtin_plugins.routes.openai.fields import StreamOptions
@@ -77,8 +77,8 @@ class TokenRoutes:
             num_tokens=CONTEXTS * self._engine.max_model_len,
         )
         fields: Any = parsed.fields
-        model = check_model(self._engine, fields.model)
-        given = Names(self._engine.fields.read, _UNSERVED).sieve(parsed.others)
+        model = await choose_model(self._engine, fields.model)
+        given = {**Names(self._engine.fields.read, _UNSERVED).sieve(parsed.others), **model.keywords}
         sampling = self._sampling(parsed.fields)
         shown = answer_id(request, fields, "generate-tokens")
         run = self._engine.generate(
@@ -91,7 +91,7 @@ class TokenRoutes:
             **given,
         )
         handed_over(request)
-        head = {"request_id": shown, "id": shown, "created": now(), "model": model}
+        head = {"request_id": shown, "id": shown, "created": now(), "model": model.name}
         try:
             if not fields.stream:
                 answer = await while_connected(request, self._whole(head, sampling, run))

@@ -69,8 +69,8 @@ class EngineApp(FastAPI):
         for group in self._groups.values():
             bodies |= group.bodies() if hasattr(group, "bodies") else {}
             queries |= getattr(group, "queries", {})
-        keyed = bool(self._options.get("api_key"))
-        return JSONResponse(document(self.routes, bodies, queries, self._public, keyed=keyed))
+        keyed, root_path = bool(self._options.get("api_key")), self.root_path
+        return JSONResponse(document(self.routes, bodies, queries, self._public, keyed=keyed, root_path=root_path))
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the guard behind what groups put around it, and that behind CORS where origins are allowed."""

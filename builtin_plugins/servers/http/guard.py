@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from builtin_plugins.servers.http.door import Door, Passage
 from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, describe
 from builtin_plugins.servers.http.limits import Limits
-from builtin_plugins.servers.http.parts import writer
+from builtin_plugins.servers.http.parts import parts
 from builtin_plugins.servers.http.turnstile import Turnstile
 from core.api import HttpStats, ServerActivity
 from core.text.places import Places
@@ -191,7 +191,7 @@ class _Answer:
             )
             message = {**message, "headers": [*headers, *self._headers]}
             if self._streams_events:
-                self._scope["state"]["write"] = writer(self._scope, self._send)
+                self._scope["state"]["parts"] = parts(self._scope, self._send)
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             self._ended = True
         await self._send(message)

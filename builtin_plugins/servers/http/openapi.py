@@ -51,13 +51,16 @@ def document(
     public: Collection[str],
     *,
     keyed: bool,
+    root_path: str = "",
 ) -> dict[str, Any]:
     """Return the description of routes. FastAPI's describe themselves, of others `bodies` has schemas by path, and
     `queries` those of query parameters by route and name.
 
-    `keyed`: all paths but the `public` ones want an API key.
+    `keyed`: all paths but the `public` ones want an API key; `root_path`: under which a proxy shows them.
     """
     found: dict[str, Any] = get_openapi(title="core", version=metadata.version("core"), routes=routes)
+    if root_path:
+        found["servers"] = [{"url": root_path}]
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas["Error"] = _ERROR
     for route in routes:

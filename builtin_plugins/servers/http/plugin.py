@@ -8,6 +8,7 @@ from core.api import Entry, Option, Within, hookimpl
 
 YEAR_S: Final = 366 * 24 * 3600.0
 Seconds = Annotated[float, Within(0.001, YEAR_S)]
+EventLoop = Literal["auto", "asyncio", "uvloop"]
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
@@ -23,6 +24,7 @@ def engine_options() -> list[Option]:
         Option("host", str, "127.0.0.1", "Address to listen on; 0.0.0.0 for every network the machine is in."),
         Option("port", Annotated[int, Within(0, 65535)], 8000, "Port to listen on; 0 takes a free one."),
         Option("uds", str | None, None, "Unix socket to listen on instead of a port."),
+        Option("event_loop", EventLoop, "auto", "What the server runs on; auto: uvloop where that is installed."),
         Option("root_path", str, "", "Path under which a proxy shows the server."),
         *_access(),
         *_limits(),

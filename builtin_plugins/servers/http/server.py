@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import json
 import logging
 import os
@@ -80,6 +81,7 @@ class HttpServer:
         open_more_files()
         Limits.from_options(config.options)
         check_tls(config.options)
+        _check_loop(config.options)
         _patience(config.options)
         close(listen(config.options), config.options)
 
@@ -119,6 +121,7 @@ class HttpServer:
         options = self._options
         return uvicorn.Config(
             self.app,
+            loop=options.get("event_loop") or "auto",
             http=protocol(self.app.limits),
             log_config=_log_config(options.get("log_config_file")),
             log_level=options.get("uvicorn_log_level") or "info",
@@ -257,6 +260,12 @@ def _patience(options: Mapping[str, Any]) -> float | None:
     if seconds is not None and not seconds >= 0:
         raise ConfigError(f"--shutdown-timeout {seconds:g} lies in the past; give 0 or more seconds.")
     return seconds
+
+
+def _check_loop(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an event loop that is not installed."""
+    if options.get("event_loop") == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        raise ConfigError("--event-loop uvloop is not installed: `pip install core[uvloop]`, or leave the option out.")
 
 
 def _log_config(path: str | None) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from core.api import ModelError, Part
 from core.ops.reference import EXPERTS
-from engine_gguf.blocks import Ops, put_blocks
+from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
 
 _LEAVES: Final = {"w1": "gate", "w3": "up", "w2": "down"}
 """What Mixtral calls them."""
@@ -38,13 +38,9 @@ class GgufExperts:
         if not layer.gated:
             raise ModelError("experts without gates are not read from GGUF files.")
         self._sizes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+        whole = {part.matrix: part.in_features for part in layer.parts.values()}  # type: ignore[operator,union-attr]
         for name, (rows, across) in self._sizes.items():
-            block = self._ops[name].block
-            if across % block.inputs:
-                raise ModelError(
-                    f"the experts' {name} has {across} columns on each rank, which are not blocks of {block.inputs}; use a "
-                    "smaller --tensor-parallel-size."
-                )
+            refuse_cuts(self._ops[name].block, whole.get(name, across), across, f"each expert's {name}")
             empty = self._ops[name].empty(rows, across, num_experts)
             layer.register_parameter(name, nn.Parameter(empty, requires_grad=False))
 

@@ -7,12 +7,15 @@ from core.api import EngineConfig, Entry, ModelSource, Option, hookimpl
 
 @hookimpl
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
-    """Recognise a file whose name ends with .gguf."""
-    if not model.lower().endswith(".gguf"):
+    """Recognise a file, a folder of such files, and names with a type behind a colon."""
+    from engine_gguf.choice import chosen_file  # lazy: only when a model is asked for
+
+    path = chosen_file(model, config)
+    if path is None:
         return None
     from engine_gguf.source import find  # lazy: only when such a file is asked for
 
-    return find(model, config)
+    return find(str(path), config)
 
 
 @hookimpl

@@ -18,8 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
-from engine_gguf.config import Given, make_config
+from engine_gguf.config import make_config
 from engine_gguf.files import read_headers
+from engine_gguf.given import Given
 from engine_gguf.header import Header, Stored, shown
 from engine_gguf.settings import Settings
 from engine_gguf.tokenizer import ends, tokenizer_files

@@ -9,6 +9,7 @@ from core.api import ModelError
 from engine_gguf.bpe import byte_level
 from engine_gguf.pieces import sentence_pieces
 from engine_gguf.settings import Settings
+from engine_gguf.splits import BEGUN
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 """Types of tokens: what stands for none, what is said to the model, what is found in a text before all else."""
@@ -30,6 +31,10 @@ _ENDING_TEXTS: Final = frozenset(
         "<|endoftext|>",
         "<|eom_id|>",
         "<EOT>",
+        "[EOT]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<｜end▁of▁sentence｜>",
         "<|return|>",
         "<|call|>",
     )
@@ -58,9 +63,9 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
     types = settings.numbers("tokenizer.ggml.token_type", len(tokens))
     kinds = [1] * len(tokens) if types is None else types.tolist()
     roles = {role: settings.token(f"tokenizer.ggml.{name}", len(tokens)) for role, name in _ROLES.items()}
-    begins = settings.flag("tokenizer.ggml.add_bos_token", model == "llama")
+    splits = settings.text("tokenizer.ggml.pre", "default")
+    begins = settings.flag("tokenizer.ggml.add_bos_token", model == "llama" or splits in BEGUN)
     if model == "gpt2":
-        splits = settings.text("tokenizer.ggml.pre", "default")
         fields = byte_level(tokens, settings.texts("tokenizer.ggml.merges"), splits)
     elif model == "llama":
         scores = settings.numbers("tokenizer.ggml.scores", len(tokens))
@@ -75,6 +80,8 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
         raise ModelError(f"its tokenizer is of the kind {model!r:.60}; gpt2 and llama are read. {_GIVE}")
     bos = roles["bos_token"]
     before = [] if bos is None or not begins else [bos]
+    eos, ended = roles["eos_token"], settings.flag("tokenizer.ggml.add_eos_token")
+    after = [] if eos is None or not ended else [eos]
     return {
         "tokenizer.json": {
             "version": "1.0",
@@ -83,13 +90,13 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
             "added_tokens": [
                 _added(n, tokens[n], kind) for n, kind in enumerate(kinds) if kind in (_CONTROL, _USER, _UNKNOWN)
             ],
-            "post_processor": _template(before, tokens),
+            "post_processor": _template(before, after, tokens),
             **fields,
         },
         "tokenizer_config.json": {
             **{role: tokens[number] for role, number in roles.items() if number is not None},
             "add_bos_token": bool(before),
-            "add_eos_token": settings.flag("tokenizer.ggml.add_eos_token"),
+            "add_eos_token": bool(after),
             **_templates(settings),
         },
     }
@@ -112,20 +119,18 @@ def _added(number: int, text: str, kind: int) -> Mapping[str, Any]:
     return {"id": number, "content": text, **facts, "special": kind != _USER}
 
 
-def _template(before: Sequence[int], tokens: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the step that puts a token before each text."""
-    if not before:
+def _template(before: Sequence[int], after: Sequence[int], tokens: Sequence[str]) -> Mapping[str, Any] | None:
+    """Return the step that puts tokens around each text."""
+    if not before and not after:
         return None
-    single: list[Any] = [{"SpecialToken": {"id": tokens[n], "type_id": 0}} for n in before]
-    named = {tokens[n]: {"id": tokens[n], "ids": [n], "tokens": [tokens[n]]} for n in before}
-    one, two = ({"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB"))
-    again = [{"SpecialToken": {"id": tokens[n], "type_id": 1}} for n in before]
-    return {
-        "type": "TemplateProcessing",
-        "single": [*single, one],
-        "pair": [*single, one, *again, two],
-        "special_tokens": named,
-    }
+
+    def around(name: str, kind: int) -> list[Any]:
+        first, last = ([{"SpecialToken": {"id": tokens[n], "type_id": kind}} for n in own] for own in (before, after))
+        return [*first, {"Sequence": {"id": name, "type_id": kind}}, *last]
+
+    named = {tokens[n]: {"id": tokens[n], "ids": [n], "tokens": [tokens[n]]} for n in (*before, *after)}
+    one = around("A", 0)
+    return {"type": "TemplateProcessing", "single": one, "pair": one + around("B", 1), "special_tokens": named}
 
 
 def _templates(settings: Settings) -> Mapping[str, Any]:

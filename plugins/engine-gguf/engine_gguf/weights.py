@@ -12,7 +12,7 @@ from typing import Any, Final
 from core.api import ModelError
 from engine_gguf.header import Header, Stored, shown
 from engine_gguf.kinds import KEPT
-from engine_gguf.names import IGNORED, Names, Place
+from engine_gguf.names import Names, Place
 
 _FUSED: Final = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_shexp", "ffn_up_shexp"))
 """Parts that layers compute in one."""
@@ -40,7 +40,7 @@ def plan_weights(headers: Iterable[Header], config: Mapping[str, Any]) -> list[l
     for header in headers:
         own: list[Plan] = []
         for tensor in header.tensors:
-            if tensor.name in IGNORED:
+            if names.ignores(tensor.name):
                 continue
             place = names.place(tensor.name)
             if place is None:

@@ -4,7 +4,9 @@ Needs an environment with llama-cpp-python, as `benchmarks/peers/README.md` says
 
     python plugins/engine-gguf/measure/beside_llama_cpp.py model.Q4_0.gguf --llama PEERS/llama/bin/python
 
-Prints the median over rounds of each engine's tokens a second, and the median of the ratios of neighbouring turns.
+Prints each turn as it comes, then the median of each engine's tokens a second and the median of the ratios of neighbouring
+turns; the bytes that a token of one stream reads in a second, beside what the machine reads in the same turns; and how long
+each engine took from the start of its process to its first token, with the most memory that it had by then.
 """
 
 from __future__ import annotations
@@ -18,19 +20,22 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gguf import GGUFReader
+
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers.child import Child  # noqa: E402 - its folder is found above
+from benchmarks.peers.child import Child, unwind_on_terminate  # noqa: E402 - its folder is found above
 
 DRIVERS = ROOT / "benchmarks" / "peers" / "drivers"
 VOCABULARY = 1000
 TASKS: Mapping[str, tuple[int, int, int]] = {
-    "one stream, 16 in, 48 out": (1, 16, 48),
+    "decode, one stream": (1, 16, 48),
     "a prompt of 512": (1, 512, 1),
-    "16 streams, 16 in, 24 out": (16, 16, 24),
+    "16 streams": (16, 16, 24),
 }
 """Prompts, tokens of each, tokens that follow."""
+Rates = dict[str, dict[str, list[float]]]
 
 
 def prompts(count: int, length: int, salt: int) -> list[list[int]]:
@@ -41,10 +46,12 @@ def prompts(count: int, length: int, salt: int) -> list[list[int]]:
 
 
 def rate(child: Child, task: tuple[int, int, int], salt: int) -> float:
-    """Return the tokens that a task gives in a second; of a prompt alone, those that it has."""
+    """Return the tokens a second that a task gives: those behind the first of one stream, those of a prompt, or all."""
     count, length, num_tokens = task
-    answer = child.ask({"prompts": prompts(count, length, salt), "num_tokens": num_tokens})
-    return count * (length if num_tokens == 1 else num_tokens) / float(answer.content["seconds"])
+    content = child.ask({"prompts": prompts(count, length, salt), "num_tokens": num_tokens, "each": count == 1}).content
+    if count == 1 and num_tokens > 1:
+        return (num_tokens - 1) / float(content["times"][-1] - content["times"][0])
+    return count * (length if num_tokens == 1 else num_tokens) / float(content["seconds"])
 
 
 def peak_bytes(child: Child) -> int:
@@ -53,13 +60,41 @@ def peak_bytes(child: Child) -> int:
     return max(int(line.split()[1]) * 1024 for own in lines for line in own if line.startswith("VmHWM"))
 
 
-def imports_s() -> float:
-    """Return how long a process takes that imports what an engine needs and does nothing."""
-    began = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-c", "import torch, core; from core import LLM; import core.nn.decoder"], check=True
+def imports() -> tuple[float, int]:
+    """Return how long a process takes that imports what an engine needs and does nothing, and the most bytes it had."""
+    line = (
+        "import torch, core; from core import LLM; import core.nn.decoder; "
+        "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
     )
-    return time.monotonic() - began
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
+    return time.monotonic() - began, int(done.stdout) * 1024
+
+
+def token_bytes(model: Path) -> int:
+    """Return the bytes that a token of one stream reads: all weights, but of an embedding apart from the head a row."""
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(model).tensors}
+    apart = sizes["token_embd.weight"] if "output.weight" in sizes else 0
+    return sum(sizes.values()) - apart
+
+
+def take_turns(children: Mapping[str, Child], machine: Child, rounds: int) -> tuple[Rates, float]:
+    """Return each engine's rates, and the most bytes that memory gave in a second. The first round warms up."""
+    rates: Rates = {task: {name: [] for name in children} for task in TASKS}
+    read = 0.0
+    for turn in range(rounds + 1):
+        machine.resume()
+        read = max(read, float(machine.ask({}).content["read_bytes_s"]))
+        machine.pause()
+        for task, sizes in TASKS.items():
+            for name, child in children.items():
+                child.resume()
+                found = rate(child, sizes, turn + 1)
+                child.pause()
+                if turn:
+                    rates[task][name].append(found)
+                print(f"{'round ' + str(turn) if turn else 'warming up'}: {task}: {name}: {found:.1f}", flush=True)
+    return rates, read
 
 
 def main() -> None:
@@ -70,41 +105,51 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    unwind_on_terminate()
     common = ["--model", str(arguments.model), "--threads", str(arguments.threads)]
     options = '{"max_model_len": 1024, "max_num_seqs": 16, "enable_prefix_caching": false}'
     commands = {
         "engine": [sys.executable, str(DRIVERS / "run_engine.py"), *common, "--options", options],
         "llama.cpp": [arguments.llama, str(DRIVERS / "run_llama_cpp.py"), *common],
     }
+    looks = [
+        sys.executable,
+        str(DRIVERS / "measure_machine.py"),
+        "--threads",
+        str(arguments.threads),
+        "--products",
+        "[[64, 64]]",
+    ]
     with tempfile.TemporaryDirectory() as logs:
         children, started = {}, {}
-        for name, command in commands.items():
-            children[name] = Child(name, command, Path(logs) / name)
-            started[name] = children[name].hear_s(), peak_bytes(children[name])
-            children[name].pause()
-        rates: dict[str, dict[str, list[float]]] = {task: {name: [] for name in children} for task in TASKS}
+        machine = Child("machine", looks, Path(logs) / "machine")
         try:
-            for turn in range(-1, arguments.rounds):  # the first round warms up
-                for task, sizes in TASKS.items():
-                    for name, child in children.items():
-                        child.resume()
-                        found = rate(child, sizes, turn + 2)
-                        child.pause()
-                        if turn >= 0:
-                            rates[task][name].append(found)
+            machine.hear()
+            machine.pause()
+            for name, command in commands.items():
+                children[name] = Child(name, command, Path(logs) / name)
+                started[name] = children[name].hear_s(), peak_bytes(children[name])
+                children[name].pause()
+            rates, read = take_turns(children, machine, arguments.rounds)
         finally:
-            for child in children.values():
+            for child in (*children.values(), machine):
                 child.close()
     print("| task | engine | llama.cpp | ratio |\n| --- | ---: | ---: | ---: |")
     for task, found in rates.items():
         ours, theirs = found.values()
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         print(f"| {task} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} |")
-    for name, (seconds, peak) in started.items():
+    each = token_bytes(arguments.model)
+    for name, own in next(iter(rates.values())).items():
         print(
-            f"{name}: first token {seconds:.2f} s after its process began; {peak / arguments.model.stat().st_size:.2f} files at most"
+            f"{name}: a token reads {each / 1e6:.0f} MB: {each * statistics.median(own) / 1e9:.1f} GB/s of {read / 1e9:.1f}"
         )
-    print(f"of this engine's start, imports took {imports_s():.2f} s")
+    size = arguments.model.stat().st_size
+    seconds, before = imports()
+    for name, (start_s, peak) in started.items():
+        print(f"{name}: first token {start_s:.2f} s after its process began; {peak / 1e6:.0f} MB at most")
+    ours = (started["engine"][1] - before) / size
+    print(f"of this engine's, imports took {seconds:.2f} s and {before / 1e6:.0f} MB; the rest is {ours:.2f} files")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,72 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "GptOssForCausalLM": "gpt-oss",
+    "MistralForCausalLM": "llama",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "AfmoeForCausalLM": "afmoe",
+    "ArceeForCausalLM": "arcee",
+    "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "command-r",
+    "Dots1ForCausalLM": "dots1",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "Exaone4ForCausalLM": "exaone4",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "GraniteForCausalLM": "granite",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "OlmoForCausalLM": "olmo",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "YoutuForCausalLM": "deepseek2",
 }
+PAIRED = ("llama", "arcee", "granite", "olmo", "smollm3")
+"""Those whose converters lay rows of queries and keys by turning neighbours."""
+GROUPED = {
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+SETTINGS = {
+    "afmoe": {
+        "leading_dense_block_count": "num_dense_layers",
+        "expert_shared_count": "num_shared_experts",
+        "expert_weights_scale": "route_scale",
+    },
+    "command-r": {"logit_scale": "logit_scale"},
+    "cohere2": {"logit_scale": "logit_scale"},
+    "dots1": GROUPED,
+    "glm4moe": GROUPED,
+    "ernie4_5-moe": {
+        "expert_count": "moe_num_experts",
+        "expert_used_count": "moe_k",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_count": "moe_num_shared_experts",
+        "leading_dense_block_count": "moe_layer_start_index",
+        "interleave_moe_layer_step": "moe_layer_interval",
+    },
+    "granite": {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+    "minimax-m2": {"rope.dimension_count": "rotary_dim"},
+    "olmo": {"attention.clamp_kqv": "clip_qkv"},
+    "olmoe": {"attention.clamp_kqv": "clip_qkv"},
+    "qwen2moe": {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+}
+"""What architectures have beside the settings of most, and the fields of configs that say it."""
 HALVES = {
     "Q4_1": (0, 2),
     "Q5_1": (0, 2),
@@ -133,7 +198,7 @@ class Converter:
         if name.endswith("sinks"):
             return f"blk.{name.split('.')[2]}.attn_sinks.weight"
         found = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
-        if found is None and name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
         assert found is not None, name
         return str(found)
@@ -146,7 +211,7 @@ class Converter:
             self._in_turn(name, tensor)
             return
         stored_name = self._gguf_name(name)
-        if self.arch == "llama" and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+        if self.arch in PAIRED and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             turned = tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
             plain = self._put(stored_name, turned)
@@ -186,7 +251,7 @@ class Converter:
 
     def _put(self, name: str, tensor: Array) -> Array:
         """Store a tensor; return its numbers."""
-        stays = tensor.ndim < 2 or "ffn_gate_inp" in name or name.endswith("bias")
+        stays = tensor.ndim < 2 or "ffn_gate_inp" in name or "norm" in name or name.endswith("bias")
         kind = "F32" if stays else self._kinds(name)
         if tensor.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
             kind = "F16" if tensor.shape[-1] % 32 else "Q8_0"
@@ -209,7 +274,7 @@ class Converter:
         config = self.config
         heads = config["num_attention_heads"]
         head = config.get("head_dim") or config["hidden_size"] // heads
-        rope = config.get("rope_parameters") or {}
+        rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
         rope = rope.get("full_attention", rope)
         writer.add_block_count(config["num_hidden_layers"])
         writer.add_context_length(config["max_position_embeddings"])
@@ -224,20 +289,28 @@ class Converter:
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(head)
         writer.add_value_length(head)
-        if config.get("sliding_window") and self.arch not in ("llama", "qwen2"):
+        if config.get("sliding_window") and self.arch != "qwen2":
             writer.add_sliding_window(config["sliding_window"])
+            if self.arch in ("afmoe", "cohere2", "exaone4", "olmo2"):
+                writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
         if self.arch == "gemma2":
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-        experts = config.get("num_experts") or config.get("num_local_experts")
-        if experts:
-            writer.add_expert_count(experts)
-            writer.add_expert_used_count(config["num_experts_per_tok"])
-            writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
-        if self.arch == "gemma3":
-            writer.add_float32(
-                "gemma3.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"]
-            )
+        self._experts(writer)
+        eps = next((config[name] for name in ("layer_norm_eps", "norm_epsilon") if name in config), None)
+        if eps is not None:
+            writer.add_layer_norm_eps(eps)
+        for setting, field in SETTINGS.get(self.arch, {}).items():
+            value = config.get(field)
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}.get(type(value))
+            if add is not None:
+                add(f"{self.arch}.{setting}", value)
+        share = rope.get("partial_rotary_factor", 1.0)
+        if share != 1.0:
+            writer.add_rope_dimension_count(int(head * share))
+        local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta")
+        if local is not None:
+            writer.add_float32(f"{self.arch}.rope.freq_base_swa", local)
         kind = rope.get("rope_type", "default")
         if kind in ("linear", "yarn"):
             writer.add_rope_scaling_type(gguf.RopeScalingType[kind.upper()])
@@ -254,6 +327,17 @@ class Converter:
                 factors = np.array(rope[f"{length}_factor"], np.float32)
                 self.tensors.append((f"rope_factors_{length}.weight", factors, "F32"))
 
+    def _experts(self, writer: gguf.GGUFWriter) -> None:
+        config = self.config
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        experts = next((config[name] for name in names if config.get(name)), None)
+        if experts:
+            used, widths = config.get("num_experts_per_tok") or config["moe_topk"], config.get("moe_intermediate_size")
+            width = widths or config["intermediate_size"]
+            writer.add_expert_count(experts)
+            writer.add_expert_used_count(used[0] if isinstance(used, list) else used)
+            writer.add_expert_feed_forward_length(width[0] if isinstance(width, list) else width)
+
     def _latent_settings(self, writer: gguf.GGUFWriter) -> None:
         config = self.config
         turned = config["qk_rope_head_dim"]
@@ -266,6 +350,8 @@ class Converter:
         writer.add_kv_lora_rank(config["kv_lora_rank"])
         if config.get("q_lora_rank"):
             writer.add_q_lora_rank(config["q_lora_rank"])
+        if self.name == "YoutuForCausalLM":
+            return
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_count(config["n_routed_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])

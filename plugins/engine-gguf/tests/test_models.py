@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "num_threads": 1,
     "enable_prefix_caching": False,
 }
+NO_WINDOW = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
 PROMPTS = [[(7 * n + 3 * start) % (VOCAB - 3) for n in range(40)] for start in range(3)]
 Made = Callable[..., tuple[Path, Path]]
 
@@ -76,10 +77,35 @@ def test_a_file_gives_what_its_numbers_give(
 @pytest.mark.parametrize(
     ("architecture", "overrides"),
     [
-        ("Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": None}),
+        ("Qwen2ForCausalLM", NO_WINDOW),
         ("Gemma2ForCausalLM", {"layer_types": None, "query_pre_attn_scalar": 64}),
         ("Phi3ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
         ("GptOssForCausalLM", {"layer_types": None, "num_hidden_layers": 2}),
+        ("MistralForCausalLM", {}),
+        ("Qwen2MoeForCausalLM", NO_WINDOW | {"mlp_only_layers": [], "norm_topk_prob": False}),
+        ("AfmoeForCausalLM", {"num_hidden_layers": 3}),
+        ("ArceeForCausalLM", {}),
+        ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "layer_types": None, "tie_word_embeddings": True}),
+        ("CohereForCausalLM", {"tie_word_embeddings": True}),
+        ("Dots1ForCausalLM", {"layer_types": None, "sliding_window": None}),
+        ("Ernie4_5ForCausalLM", {}),
+        ("Ernie4_5_MoeForCausalLM", {}),
+        ("Exaone4ForCausalLM", {"num_hidden_layers": 3}),
+        ("Glm4ForCausalLM", {}),
+        ("Glm4MoeForCausalLM", {}),
+        ("GraniteForCausalLM", {}),
+        ("HunYuanDenseV1ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("HunYuanMoEV1ForCausalLM", {}),
+        ("MiniMaxM2ForCausalLM", {}),
+        ("OlmoForCausalLM", {}),
+        ("Olmo2ForCausalLM", {}),
+        ("Olmo3ForCausalLM", {"num_hidden_layers": 3}),
+        ("OlmoeForCausalLM", {"norm_topk_prob": False}),
+        ("SeedOssForCausalLM", {}),
+        ("SmolLM3ForCausalLM", NO_WINDOW | {"num_hidden_layers": 4, "no_rope_layers": None}),
+        ("StableLmForCausalLM", {"qk_layernorm": False}),
+        ("Starcoder2ForCausalLM", {}),
+        ("YoutuForCausalLM", {}),
     ],
     ids=str,
 )
@@ -115,9 +141,28 @@ def test_every_type_is_read(kind: str, made: Made) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_say_what_one_says(made: Made) -> None:
-    file, _ = made("LlamaForCausalLM", MIXED, num_attention_heads=8)
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("LlamaForCausalLM", {"num_attention_heads": 8}),
+        ("Qwen3MoeForCausalLM", {"num_attention_heads": 8, "moe_intermediate_size": 512, "mlp_only_layers": []}),
+        ("Gemma3ForCausalLM", {"num_attention_heads": 8, "layer_types": None, "query_pre_attn_scalar": 64}),
+        ("MixtralForCausalLM", {"num_attention_heads": 8, "sliding_window": None}),
+        ("DeepseekV3ForCausalLM", {"moe_intermediate_size": 64, "rope_parameters": YARN}),
+    ],
+    ids=str,
+)
+def test_two_ranks_say_what_one_says(architecture: str, overrides: dict[str, Any], made: Made) -> None:
+    file, _ = made(architecture, "Q8_0" if "Deepseek" in architecture else MIXED, **overrides)
     assert_alike(scores(file, tensor_parallel_size=2), scores(file))
+
+
+@pytest.mark.slow
+def test_ranks_that_would_cut_through_the_blocks_of_experts_are_refused(made: Made) -> None:
+    overrides = {"num_attention_heads": 8, "moe_intermediate_size": 256, "mlp_only_layers": []}
+    file, _ = made("Qwen3MoeForCausalLM", MIXED, **overrides)
+    with pytest.raises(ModelError, match=r"each expert's down has 256 columns in blocks of 256, .* may be one of 1"):
+        scores(file, tensor_parallel_size=2)
 
 
 @pytest.mark.slow

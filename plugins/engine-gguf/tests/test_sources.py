@@ -10,6 +10,8 @@ from typing import Any
 
 import gguf
 import pytest
+from engine_gguf import choice
+from engine_gguf.choice import chosen_file
 from engine_gguf.files import model_files
 from engine_gguf.source import find
 
@@ -88,3 +90,42 @@ def test_splits_are_found_from_any_of_them(tmp_path: Path) -> None:
     (tmp_path / names[2]).unlink()
     with pytest.raises(ModelError, match=f"not beside it: {names[2]}"):
         model_files(tmp_path / names[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("m.Q4_K_M.gguf", "m.Q4_K_M.gguf"),
+        (":Q4_K_M", "m.Q4_K_M.gguf"),
+        (":q8_0", "m-Q8_0.gguf"),
+        (":Q6_K", "m-Q6_K-00001-of-00002.gguf"),
+        (":Q4_K", "has 0 GGUF files of type Q4_K where one is wanted; there are: m-Q6_K-00001-of-00002.gguf, "),
+        ("", "has 3 GGUF files where one is wanted"),
+    ],
+)
+def test_the_file_that_is_meant_is_found(given: str, found: str, tmp_path: Path) -> None:
+    for name in ("m.Q4_K_M", "m-Q8_0", "m-Q6_K-00001-of-00002", "m-Q6_K-00002-of-00002", "mmproj-m-Q8_0"):
+        (tmp_path / f"{name}.gguf").touch()
+    model = f"{tmp_path}{given}" if given.startswith(":") or not given else str(tmp_path / given)
+    config = config_from_kwargs({"model": model})
+    if " " not in found:
+        assert chosen_file(model, config) == tmp_path / found
+        return
+    with pytest.raises(ModelError, match=found):
+        chosen_file(model, config)
+
+
+def test_names_with_a_type_are_fetched_and_others_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x-Q4_0.gguf").touch()
+    asked: list[tuple[str, set[str]]] = []
+
+    def fetched(name: str, config: Any, patterns: list[str]) -> Path:
+        asked.append((name, set(patterns)))
+        return tmp_path
+
+    monkeypatch.setattr(choice, "download", fetched)
+    config = config_from_kwargs({"model": "owner/x-GGUF:q4_0"})
+    assert chosen_file("owner/x-GGUF:q4_0", config) == tmp_path / "x-Q4_0.gguf"
+    assert asked == [("owner/x-GGUF", {"*q4_0*.gguf", "*Q4_0*.gguf"})]
+    (tmp_path / "config.json").touch()
+    assert all(chosen_file(name, config) is None for name in ("owner/x", "demo", "a:b", str(tmp_path)))

@@ -8,10 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_gguf.bpe import byte_level
+from engine_gguf.header import Header
 from engine_gguf.pieces import sentence_pieces
+from engine_gguf.settings import Settings
 from engine_gguf.source import find
+from engine_gguf.splits import SPLITS
+from engine_gguf.tokenizer import tokenizer_files
 from tokenizers import Tokenizer
 
 from core.api import ModelError
@@ -76,10 +81,58 @@ def test_ways_of_splitting_and_merges_that_are_unknown_are_refused() -> None:
         byte_level(["a", "b"], ["a b"], "qwen2")
 
 
-@pytest.mark.parametrize("splits", ["default", "llama-bpe", "qwen2", "starcoder", "gpt-4o", "tekken", "deepseek-v3"])
+@pytest.mark.parametrize("splits", SPLITS)
 def test_every_way_of_splitting_is_one_that_the_library_takes(splits: str) -> None:
     alphabet = [chr(n) for n in range(33, 127)] + ["Ġ", "Ċ"]
     fields = {"version": "1.0", "added_tokens": [], "post_processor": None, **byte_level(alphabet, [], splits)}
     tokenizer = Tokenizer.from_str(json.dumps(fields))
     text = "It's 2024, HELLO world's end:\n(ok) a/b"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def settings_of(**stated: Any) -> Settings:
+    """Return the settings of a file with a byte-level tokenizer."""
+    tokens = [*(chr(n) for n in range(33, 127)), "Ġ", "<s>", "</s>"]
+    kinds = np.array([1] * (len(tokens) - 2) + [3, 3], np.int32)
+    common = {
+        "model": "gpt2",
+        "tokens": tokens,
+        "merges": [],
+        "token_type": kinds,
+        "bos_token_id": 95,
+        "eos_token_id": 96,
+    }
+    named = {f"tokenizer.ggml.{name}": value for name, value in {**common, **stated}.items()}
+    return Settings(Header(Path("a.gguf"), {"general.architecture": "llama", **named}, ()))
+
+
+@pytest.mark.parametrize(
+    ("stated", "around"),
+    [
+        ({"pre": "qwen2"}, [*"ab"]),
+        ({"pre": "llama-bpe"}, ["<s>", *"ab"]),
+        ({"pre": "llama-bpe", "add_bos_token": False}, [*"ab"]),
+        ({"pre": "qwen2", "add_bos_token": True, "add_eos_token": True}, ["<s>", *"ab", "</s>"]),
+    ],
+    ids=str,
+)
+def test_tokens_are_put_around_a_text_as_the_file_says(stated: dict[str, Any], around: list[str]) -> None:
+    tokenizer = Tokenizer.from_str(json.dumps(tokenizer_files(settings_of(**stated))["tokenizer.json"]))
+    assert tokenizer.encode("ab").tokens == around
+
+
+@pytest.mark.parametrize(
+    ("splits", "parts"),
+    [
+        ("llama-bpe", ["It", "'s", "Ġ", "123", "45"]),
+        ("qwen2", ["It", "'s", "Ġ", "1", "2", "3", "4", "5"]),
+        ("gpt-2", ["It", "'s", "Ġ12345"]),
+        ("gpt-4o", ["It's", "Ġ", "123", "45"]),
+        ("afmoe", ["It", "'s", "Ġ", "12", "345"]),
+        ("default", ["It", "'", "s", "Ġ", "123", "45"]),
+    ],
+)
+def test_texts_are_split_as_the_family_does(splits: str, parts: list[str]) -> None:
+    found = tokenizer_files(settings_of(pre=splits))["tokenizer.json"]
+    tokenizer = Tokenizer.from_str(json.dumps(found))
+    assert [part for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str("It's 12345")] == parts

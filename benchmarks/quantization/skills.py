@@ -1,0 +1,53 @@
+"""Scores the demo model, rounded while it loads, beside itself: how many points each number of bits costs.
+
+    python benchmarks/quantization/skills.py [--items 60] [--methods int8 int4 fp8] [--model FOLDER ...]
+
+`--model` adds checkpoints of it that are stored quantized, as `engine quantize` writes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from core import LLM  # noqa: E402 - its folder is found above
+from examples.demo_model.evaluate import SHIPPED, answers, score  # noqa: E402
+from examples.demo_model.mix import SKILLS, evaluation_items  # noqa: E402
+
+
+def totals(model: str, items: list[Any], **settings: Any) -> dict[str, float]:
+    """Return the per cent of right answers, by skill."""
+    with LLM(model, log_level="error", **settings) as llm:
+        scores = score(items, answers(llm, items))
+    return {skill: 100 * found["all"][0] / found["all"][1] for skill, found in scores.items()}
+
+
+def row(name: str, found: dict[str, float]) -> str:
+    """Return a line of the table."""
+    shown = [*(found[skill] for skill in SKILLS), sum(found.values()) / len(found)]
+    return f"| {name} | {' | '.join(f'{value:.1f}' for value in shown)} |"
+
+
+def main() -> None:
+    """Print a table, line by line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=60, help="items per skill")
+    parser.add_argument("--methods", nargs="*", default=["int8", "int4", "fp8"])
+    parser.add_argument("--model", action="append", default=[], help="a quantized checkpoint; may be repeated")
+    arguments = parser.parse_args()
+    items = [item for skill in SKILLS for item in evaluation_items(skill, 0, arguments.items)]
+    print(f"| | {' | '.join(SKILLS)} | mean |\n| --- |{' ---: |' * (len(SKILLS) + 1)}")
+    print(row("shipped", totals(str(SHIPPED), items)), flush=True)
+    for name in arguments.methods:
+        print(row(f"`--quantization {name}`", totals(str(SHIPPED), items, quantization=name)), flush=True)
+    for folder in arguments.model:
+        print(row(Path(folder).name, totals(folder, items)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`engine quantize`: a plain checkpoint as a smaller one."""

@@ -1,0 +1,80 @@
+"""How large the inputs of linear layers are while the model reads a text: what a scale should keep exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from core.api import ConfigError, EngineConfig, SamplingParams
+from core.nn.experts import Experts
+from core.nn.linear import Linear
+
+if TYPE_CHECKING:
+    from core.types import TokensPrompt
+
+LENGTH: Final = 512
+"""Tokens that are read at once."""
+LEAST: Final = 32
+MOST: Final = 128 * LENGTH
+
+
+class Inputs:
+    """Mean squares of what each layer multiplies, [in], by the prefix of its weights."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def watch(self, model: nn.Module) -> list[Any]:
+        """Listen to all linear layers, and to experts' inputs; return what ends it."""
+        kept: list[Any] = []
+        for module in model.modules():
+            if isinstance(module, (Linear, Experts)):
+                kept.append(module.register_forward_pre_hook(self._hook(module)))
+        return kept
+
+    def means(self) -> dict[str, torch.Tensor]:
+        """Return what was found."""
+        return {name: found / self._counts[name] for name, found in self._sums.items()}
+
+    def _hook(self, module: Any) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        """Return what adds up squares. What experts' second product multiplies is inside of them, and not seen."""
+        names = [name for name, part in module.parts.items() if part.matrix != "down"]
+
+        def add(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            squares = given[0].detach().float().flatten(0, -2).square().sum(0)
+            for name in names:
+                self._sums[name] = self._sums.get(name, 0) + squares
+                self._counts[name] = self._counts.get(name, 0) + given[0].shape[:-1].numel()
+
+        return add
+
+
+def read_text(path: Path, config: EngineConfig, registry: Any) -> dict[str, torch.Tensor]:
+    """Return mean squares of inputs while the model reads a text. Raises `ConfigError` for a text that is too short."""
+    from core import LLM  # lazy: the engine is needed here alone
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--scales {path} cannot be read as text: {error}.") from error
+    inputs = Inputs()
+    with LLM.from_config(config, registry) as llm:
+        tokenizer = llm.get_tokenizer()
+        if tokenizer is None:
+            raise ConfigError("--scales reads a text, and this model has no tokenizer.")
+        tokens = tokenizer.encode(text)[:MOST]
+        length = min(LENGTH, config.model.max_model_len or LENGTH)
+        pieces = [tokens[start : start + length - 1] for start in range(0, len(tokens), length - 1)]
+        prompts: list[TokensPrompt] = [{"prompt_token_ids": piece} for piece in pieces if len(piece) >= LEAST]
+        if not prompts:
+            raise ConfigError(f"--scales {path} is a text of {len(tokens)} tokens; give one of {LEAST} at least.")
+        (hooks,) = llm.apply_model(inputs.watch)
+        llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+        for hook in hooks:
+            hook.remove()
+    return inputs.means()

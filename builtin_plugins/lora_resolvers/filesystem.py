@@ -1,0 +1,66 @@
+"""Adapters by name from one folder, `--lora-resolver-cache-dir DIR`: DIR/NAME is the adapter NAME."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from core.api import ConfigError, EngineConfig, InvalidRequest, Option, hookimpl
+from core.familiar.adapters import LoRARequest
+
+OPTION: Final = "lora_resolver_cache_dir"
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+"""One part of a path that leads downwards."""
+MOST_CONFIG_BYTES: Final = 1 << 20
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    return [Option(OPTION, str | None, None, "Folder of adapters that are found by their names: DIR/NAME.")]
+
+
+@hookimpl(optionalhook=True)
+def engine_lora_resolvers(config: EngineConfig) -> list[Any]:
+    folder = config.options.get(OPTION)
+    return [] if folder is None else [FilesystemResolver(Path(folder), config)]
+
+
+class FilesystemResolver:
+    """Finds an adapter of the model that is served, and no other."""
+
+    name = "filesystem"
+
+    def __init__(self, folder: Path, config: EngineConfig) -> None:
+        """Raises `ConfigError` for what is no folder."""
+        self._folder = folder.expanduser()
+        if not self._folder.is_dir():
+            raise ConfigError(f"--lora-resolver-cache-dir {folder} must be set to a valid directory; it is none.")
+        self._bases = {config.model.model, *(config.model.served_model_name or ())}
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        """Return the adapter in the folder of this name; None where there is none, or one of another model."""
+        if not NAME.fullmatch(lora_name):
+            return None
+        return await asyncio.to_thread(self._find, base_model_name, lora_name)
+
+    def _find(self, base: str, name: str) -> LoRARequest | None:
+        root = self._folder.resolve()
+        found = (root / name).resolve()
+        if not found.is_relative_to(root) or not (found / "adapter_config.json").is_file():
+            return None  # a link may lead anywhere
+        try:
+            with (found / "adapter_config.json").open("rb") as file:
+                config = json.loads(file.read(MOST_CONFIG_BYTES))
+            kind, trained_on = config.get("peft_type"), config.get("base_model_name_or_path")
+        except (OSError, ValueError, AttributeError) as error:
+            raise InvalidRequest("model", f"adapter {name!r}: Invalid adapter configuration: {error}.") from error
+        if kind != "LORA":
+            raise InvalidRequest(
+                "model", f"adapter {name!r}: Invalid adapter configuration: peft_type is {kind!r:.50}."
+            )
+        if trained_on not in {base, *self._bases}:
+            return None
+        return LoRARequest(name, 1, str(found), base_model_name=base)

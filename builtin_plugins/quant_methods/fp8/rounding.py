@@ -1,0 +1,55 @@
+"""Plain weights of any checkpoint as eight-bit floats with a scale for each row, rounded while they load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from core.api import Part
+from core.nn.weights import refuse_integers
+from core.quantization.formats import StoredFormat
+from core.quantization.layouts import Grouping, ScaledFloats
+from core.quantization.method import StoredMethod
+
+HIGHEST: Final = 448.0
+"""Of eight-bit floats with four bits of exponent."""
+
+
+class RowsRounded(StoredFormat):
+    """A plain weight; its scales are those of whole rows, so that ranks which cut them round alike."""
+
+    suffixes = ("weight",)
+    reads_plain = True
+    grouping = Grouping(8, -1, is_float=True)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of the weight."""
+        return part.shape
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
+        """Return the rank's part, rounded to the nearest."""
+        (weight,) = tensors.values()
+        refuse_integers(weight)
+        rows = part.rows(weight.T if part.transposed else weight)
+        scales = rows.abs().amax(1, keepdim=True).float() / HIGHEST
+        own = part.columns(rows)
+        values = (own.float() / torch.where(scales == 0, 1, scales)).clamp_(-HIGHEST, HIGHEST)
+        return ScaledFloats(values.to(torch.float8_e4m3fn), scales, own.shape[1])
+
+
+class Fp8Rounded(StoredMethod):
+    """Linear layers and experts; embedding and head stay plain."""
+
+    name = "fp8"
+    rounds_plain = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._format = RowsRounded()
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the one format."""
+        del prefix
+        return self._format

@@ -1,0 +1,96 @@
+"""How HQQ lays out a weight: reshaped to groups, packed along the first axis, with zero points that are no integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from core.api import ModelError, Part
+from core.quantization.formats import StoredFormat, cut_groups
+from core.quantization.layouts import GroupedInts, Layout, ScaledFloats
+from core.quantization.packing import centred
+
+PER_PACKED: Final = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
+"""By bits: integers in one element, a byte or, of three bits, a word of int32. The first is in the highest bits."""
+STATED: Final = ("nbits", "group_size", "axis")
+"""Tensors that repeat what the config says."""
+BESIDE: Final = (
+    "shape packing unpack_view_dtype view_as_float quant_scale quant_zero compute_dtype offload_meta encoded_state_dict "
+    "stores_quant_config channel_wise optimize round_zero"
+)
+
+
+class HqqFormat(StoredFormat):
+    """`group`: None is a row, or of `axis` 0 a column. `axis`: along which of a reshaped weight's the groups lie.
+
+    1: the weight is [groups, group], so that neighbours in a row share a scale. 0: it is [group, groups], and numbers of one
+    column that lie a fixed number of rows apart do.
+    """
+
+    suffixes = ("W_q", "scale", "zero")
+    optional_suffixes = (*STATED, *BESIDE.split())
+
+    def __init__(self, bits: int, group: int | None, axis: int) -> None:
+        self._bits, self._group, self._axis = bits, group, axis
+        self.stored_bits = bits + 32 / (group or 1024)
+
+    def check(self, part: Part) -> None:
+        """Refuse groups that the weight does not divide into, or that ranks would cut."""
+        total, group = part.out_features * part.in_features, self._size(part)
+        if total % group:
+            raise ModelError(
+                f"has {total} numbers, which do not divide into groups of {group} as its quantization config says; restore "
+                "the config from where the model came."
+            )
+        if self._is_in_rows(part) and group < part.in_features:
+            part.columns(torch.empty(1, part.in_features // group, device="meta"), per=group)
+
+    def check_optional(self, suffix: str, tensor: torch.Tensor, part: Part) -> None:
+        """Refuse what contradicts the config."""
+        said = {"nbits": self._bits, "group_size": self._size(part), "axis": self._axis}.get(suffix)
+        if said is not None and tensor.numel() == 1 and int(tensor) != said:
+            raise ModelError(f"is {int(tensor)}, and the quantization config says {said}; restore it.")
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Layout:
+        """Return the rank's part: integers, where the groups lie in rows, else floats."""
+        group, sizes = self._size(part), (part.out_features, part.in_features)
+        count = sizes[0] * sizes[1] // group
+        lines, length = (count, group) if self._axis == 1 else (group, count)
+        codes = centred(self._unpacked(tensors["W_q"], lines, length), self._bits)
+        scales, zeros = (self._of_groups(tensors, name, count) for name in ("scale", "zero"))
+        zeros = zeros - (1 << (self._bits - 1))
+        if self._is_in_rows(part):
+            scales, zeros = (cut_groups(part.rows(own.view(sizes[0], -1)), part, group) for own in (scales, zeros))
+            return GroupedInts(part.columns(part.rows(codes.view(sizes))), scales, zeros)
+        across = 1 if self._axis == 1 else 0
+        plain = codes.float().sub_(zeros.unsqueeze(across)).mul_(scales.unsqueeze(across)).view(sizes)
+        own = part.columns(part.rows(plain))
+        return ScaledFloats(own, own.new_ones(len(own), 1), own.shape[1])
+
+    def _size(self, part: Part) -> int:
+        return self._group or (part.in_features if self._axis == 1 else part.out_features)
+
+    def _is_in_rows(self, part: Part) -> bool:
+        return self._axis == 1 and part.in_features % self._size(part) == 0
+
+    def _unpacked(self, packed: torch.Tensor, lines: int, length: int) -> torch.Tensor:
+        """Return uint8 [lines, length]: the first part of the lines is in the highest bits of all elements."""
+        per, item = PER_PACKED[self._bits], torch.int32 if self._bits == 3 else torch.uint8
+        if packed.is_floating_point():  # bytes that were named floats, for tools that share out weights by type
+            packed = packed.contiguous().view(item)
+        kept = -(-lines // per)
+        if packed.dtype != item or tuple(packed.shape) != (kept, length):
+            raise ModelError(
+                f"has a W_q of {str(packed.dtype).removeprefix('torch.')} {list(packed.shape)}; {self._bits} bits in groups of "
+                f"{length if self._axis == 1 else lines} make {str(item).removeprefix('torch.')} [{kept}, {length}]."
+            )
+        parts = [packed >> self._bits * (per - 1 - place) & ((1 << self._bits) - 1) for place in range(per)]
+        return torch.cat(parts).to(torch.uint8)[:lines]
+
+    @staticmethod
+    def _of_groups(tensors: Mapping[str, torch.Tensor], name: str, count: int) -> torch.Tensor:
+        if tensors[name].numel() != count:
+            raise ModelError(f"has a {name} of shape {list(tensors[name].shape)}; there are {count} groups.")
+        return tensors[name].reshape(-1).float()

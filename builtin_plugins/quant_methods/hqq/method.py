@@ -1,0 +1,69 @@
+"""Which layers of an HQQ checkpoint are packed, and how: one setting for all, or one for each kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.hqq.format import PER_PACKED, HqqFormat
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod, mentions
+
+WEIGHTS: Final = "weight_quant_params"
+NOT_READ: Final = ("scale_quant_params", "zero_quant_params")
+LEFT_OUT: Final = ("model", "layers")
+"""Of a layer's name in its tag, besides numbers."""
+
+
+class Hqq(StoredMethod):
+    """HQQ, as transformers saves it."""
+
+    name = "hqq"
+    example_config: Final = {
+        "quant_method": "hqq",
+        "quant_config": {WEIGHTS: {"nbits": 4, "group_size": 64, "axis": 1}},
+        "skip_modules": ["lm_head"],
+    }
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        stated: Mapping[str, Any] = config.get("quant_config") or {}
+        self._plain = tuple(config.get("skip_modules") or ())
+        self._all = _format(stated) if WEIGHTS in stated else None
+        self._tags = {} if WEIGHTS in stated else {tag: _format(facts) for tag, facts in stated.items() if facts}
+        if self._all is None and not self._tags:
+            raise ModelError(
+                f"quantization_config: quant_config has no {WEIGHTS}, which says how many bits there are; restore the config "
+                "from where the model came."
+            )
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the format of all layers, or that of the layer's kind, unless it is left out."""
+        tag = ".".join(part for part in prefix.split(".") if part not in LEFT_OUT and not part.isdigit())
+        if tag in self._plain or mentions(prefix, self._plain):
+            return None
+        return self._all or self._tags.get(tag)
+
+    def decide_head(self, prefix: str) -> StoredFormat | None:
+        """Return the same for the head, which is a linear layer to the tool."""
+        return self.decide(prefix)
+
+
+def _format(facts: Mapping[str, Any]) -> HqqFormat:
+    weights: Mapping[str, Any] = facts.get(WEIGHTS) or {}
+    bits, group, axis = weights.get("nbits"), weights.get("group_size"), weights.get("axis", 0)
+    sized = group is None or (isinstance(group, int) and group > 0)
+    if bits not in PER_PACKED or not sized or axis not in (0, 1) or not weights.get("channel_wise", True):
+        raise ModelError(
+            f"quantization_config: {bits!r} bits in groups of {group!r} along axis {axis!r}, channel_wise "
+            f"{weights.get('channel_wise', True)!r}; hqq has {', '.join(map(str, sorted(PER_PACKED)))} bits and groups along "
+            "axis 0 or 1."
+        )
+    second = [name for name in NOT_READ if facts.get(name)]
+    if second:
+        raise ModelError(
+            f"quantization_config: {', '.join(second)}: scales or zero points that are quantized themselves are not read. "
+            "Write the checkpoint again without them."
+        )
+    return HqqFormat(bits, group, axis)

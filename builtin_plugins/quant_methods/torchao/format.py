@@ -1,0 +1,117 @@
+"""How torchao's tensor types lie in a safetensors file: each of their tensors by itself, under the name of the weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from builtin_plugins.quant_methods.common.floats import EIGHT_BIT, EXPONENTS
+from builtin_plugins.quant_methods.common.ints import IntsFormat
+from core.api import ModelError, Part
+from core.quantization.formats import StoredFormat, cut_groups, groups_of
+from core.quantization.layouts import GroupedInts, Grouping, ScaledFloats
+from core.quantization.packing import four_bit_floats, powers_of_two, unpack_bytes
+
+CODES: Final = "_weight_qdata"
+SCALES: Final = "_weight_scale"
+ZEROS: Final = "_weight_zero_point"
+WHOLE_SCALE: Final = "_weight_per_tensor_scale"
+BLOCK_ROWS: Final = 128
+BLOCK_COLUMNS: Final = 4
+"""Scales of so many rows and groups lie together in the order of a GPU's kernel."""
+
+
+class SymmetricInts(IntsFormat):
+    """Integers whose zero points are stored, and are all 0."""
+
+    def check_optional(self, suffix: str, tensor: torch.Tensor, part: Part) -> None:
+        """Refuse zero points that the config does not speak of."""
+        if suffix == ZEROS and bool(tensor.any()):
+            raise ModelError(
+                "has zero points, and the quantization config says that there are none; restore the config."
+            )
+
+
+class NibblesFormat(StoredFormat):
+    """Signed integers of four bits, two in a byte, the first in the lower half; what a zero stands for is stored beside them."""
+
+    suffixes = (CODES, SCALES, ZEROS)
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+        self.stored_bits = 4 + 32 / group
+
+    def check(self, part: Part) -> None:
+        """Refuse groups that do not divide the inputs, or that ranks would cut."""
+        if groups_of(part, self._group) > 1:
+            part.columns(torch.empty(1, groups_of(part, self._group), device="meta"), per=self._group)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of one of the tensors."""
+        groups = groups_of(part, self._group)
+        return (part.out_features, part.in_features // 2) if suffix == CODES else (groups, part.out_features)
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> GroupedInts:
+        """Return the rank's part."""
+        codes = unpack_bytes(part.rows(tensors[CODES]).contiguous().view(torch.uint8), 4)
+        codes = (codes ^ 8).view(torch.int8) - 8
+        scales, middles = (
+            cut_groups(part.rows(tensors[name], 1).T, part, self._group).float() for name in (SCALES, ZEROS)
+        )
+        zeros = -middles / torch.where(scales == 0, 1, scales)
+        return GroupedInts(part.columns(codes), scales, zeros)
+
+
+class SwizzledFloats(StoredFormat):
+    """Floats of eight or four bits with a scale for each group, in rows or in the order of a GPU's kernel.
+
+    `is_scaled`: the scales have one of their own.
+    """
+
+    def __init__(self, group: int, *, is_packed: bool, is_scaled: bool = False) -> None:
+        self._group, self._is_packed = group, is_packed
+        self.suffixes = (CODES, SCALES, *([WHOLE_SCALE] if is_scaled else []))
+        self.grouping = Grouping(4 if is_packed else 8, group, is_float=True)
+        self.stored_bits = (4 if is_packed else 8) + 8 / group
+
+    def check(self, part: Part) -> None:
+        """Refuse groups that do not divide the inputs, or that ranks would cut."""
+        part.columns(torch.empty(1, groups_of(part, self._group), device="meta"), per=self._group)
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of the numbers; scales come in two."""
+        return (part.out_features, part.in_features // (1 + self._is_packed)) if suffix == CODES else None
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
+        """Return the rank's part."""
+        stored = tensors[CODES]
+        if not (self._is_packed or stored.dtype in EIGHT_BIT):
+            raise ModelError(f"has numbers of {str(stored.dtype).removeprefix('torch.')}; they are eight-bit floats.")
+        values = part.rows(stored)
+        values = four_bit_floats(values.contiguous().view(torch.uint8)) if self._is_packed else values
+        scales = in_rows(tensors[SCALES], part.out_features, groups_of(part, self._group))
+        scales = powers_of_two(scales) if scales.dtype in EXPONENTS else scales.float()
+        if WHOLE_SCALE in tensors:
+            scales = scales * _one(tensors[WHOLE_SCALE])
+        return ScaledFloats(part.columns(values), cut_groups(part.rows(scales), part, self._group), self._group)
+
+
+def _one(scale: torch.Tensor) -> torch.Tensor:
+    if scale.numel() != 1:
+        raise ModelError(f"has a {WHOLE_SCALE} of shape {list(scale.shape)}; it is one number.")
+    return scale.float().reshape(())
+
+
+def in_rows(scales: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
+    """Return [rows, groups] of scales that are so, or in the order of a GPU's kernel, filled up to whole blocks."""
+    if tuple(scales.shape) == (rows, groups):
+        return scales
+    down, across = -(-rows // BLOCK_ROWS), -(-groups // BLOCK_COLUMNS)
+    if scales.dtype.itemsize != 1 or scales.numel() != down * BLOCK_ROWS * across * BLOCK_COLUMNS:
+        raise ModelError(f"has scales of shape {list(scales.shape)}; [{rows}, {groups}] are needed.")
+    kind = scales.dtype  # torch moves bytes in any order, and not every type of a byte
+    lines = BLOCK_ROWS // BLOCK_COLUMNS
+    blocks = scales.contiguous().view(torch.uint8).view(down, across, lines, BLOCK_COLUMNS, BLOCK_COLUMNS)
+    return blocks.permute(0, 3, 2, 1, 4).reshape(down * BLOCK_ROWS, -1)[:rows, :groups].contiguous().view(kind)

@@ -1,0 +1,70 @@
+"""Which layers of a torchao checkpoint are quantized: one config for all, or one by name, and names of what stays plain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from builtin_plugins.quant_methods.torchao.schemes import scheme
+from core.api import ModelError
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod, mentions
+
+BY_NAME: Final = {"FqnToConfig": "fqn_to_config", "ModuleFqnToConfig": "module_fqn_to_config"}
+DEFAULT: Final = "_default"
+REGEX: Final = "re:"
+
+
+class TorchAo(StoredMethod):
+    """What transformers saves of a model with torchao's weights, as safetensors."""
+
+    name = "torchao"
+    example_config: Final = {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {}}},
+        "modules_to_not_convert": ["lm_head"],
+    }
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        stated = config.get("quant_type")
+        if not isinstance(stated, Mapping) or not isinstance(stated.get("default"), Mapping):
+            raise ModelError(
+                f"quantization_config: quant_type is {stated!r:.100}; it is an object of torchao's, under the name default. "
+                "Checkpoints that name a type by a word are pickled; save the model again with a newer version."
+            )
+        default = stated["default"]
+        self._stated_plain = config.get("modules_to_not_convert")
+        self._plain = tuple(self._stated_plain or ())
+        self._has_ends = bool(config.get("include_input_output_embeddings"))
+        self._named: dict[str, StoredFormat | None] = {}
+        self._others: StoredFormat | None = None
+        if default.get("_type") in BY_NAME:
+            facts: Mapping[str, Any] = default.get("_data") or {}
+            by_name: Mapping[str, Any] = facts.get(BY_NAME[default["_type"]]) or facts.get("module_fqn_to_config") or {}
+            self._named = {name: scheme(own) for name, own in by_name.items()}
+            self._others = self._named.pop(DEFAULT, None)
+        else:
+            self._others = scheme(default)
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the format of the layer's own name, of the first pattern that fits, or of all others."""
+        if mentions(prefix, self._plain):
+            return None
+        names = prefix, f"{prefix}.weight"
+        for name in names:
+            if name in self._named:
+                return self._named[name]
+        for pattern, stored in self._named.items():
+            if pattern.startswith(REGEX) and any(re.fullmatch(pattern.removeprefix(REGEX), name) for name in names):
+                return stored
+        return self._others
+
+    def decide_head(self, prefix: str) -> StoredFormat | None:
+        """Return the same for the head, which is left out where the config neither includes it nor names others."""
+        return None if self._stated_plain is None and not self._has_ends else self.decide(prefix)
+
+    def decide_embedding(self, prefix: str) -> StoredFormat | None:
+        """Return the same for the embedding, where the config includes it."""
+        return self.decide(prefix) if self._has_ends else None

@@ -1,0 +1,1 @@
+"""Adapters loaded and unloaded over HTTP, where the operator allows it."""

@@ -1,0 +1,18 @@
+"""What features say of themselves when somebody looks: labels of a metric that is always 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from core.contracts.registry import Registry
+
+Say = Callable[[], Mapping[str, str]]
+"""Returns label values, a moment's work; called where the feature's half beside the scheduler is, between two steps."""
+
+
+def infos_of(registry: Registry) -> dict[str, Say]:
+    """Return who is asked in the process whose plugins these are, by the name of the metric; features add to it."""
+    made: dict[str, Say] = registry.shared("infos", dict)
+    return made

@@ -1,0 +1,1 @@
+"""Quantizes plain checkpoints while they load, by the bitsandbytes library."""

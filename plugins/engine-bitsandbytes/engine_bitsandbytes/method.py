@@ -1,0 +1,72 @@
+"""Plain weights rounded by the library while they load. Rounding is of whole weights, so that ranks round alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from bitsandbytes import functional
+
+from builtin_plugins.quant_methods.bitsandbytes.format import EightBitFormat, FourBitFormat
+from builtin_plugins.quant_methods.bitsandbytes.method import BitsAndBytes
+from core.api import EngineConfig, Part
+from core.nn.weights import refuse_integers
+from core.quantization.formats import StoredFormat
+from core.quantization.layouts import Layout
+from core.quantization.method import StoredMethod
+
+EIGHT: Final = "int8"
+
+
+def make_method(stated: Any, config: EngineConfig) -> StoredMethod:
+    """Return what reads a checkpoint of bitsandbytes, or quantizes a plain one."""
+    return BitsAndBytes(stated) if stated else Rounding(str(config.options.get("bitsandbytes_type") or "nf4"))
+
+
+class RoundedFormat(StoredFormat):
+    """A plain weight, which becomes what the library makes of it. `kind`: nf4, fp4 or int8."""
+
+    suffixes = ("weight",)
+    reads_plain = True
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._stored: StoredFormat = EightBitFormat() if kind == EIGHT else FourBitFormat(kind, nested=False)
+        self.grouping = self._stored.grouping
+        self.stored_bits = self._stored.stored_bits
+
+    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+        """Return the shape of the weight."""
+        return part.shape
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Layout:
+        """Return the rank's part of the rounded weight."""
+        (weight,) = tensors.values()
+        refuse_integers(weight)
+        whole = (weight.T if part.transposed else weight).contiguous()
+        return self._stored.unpack(self._rounded(whole), part)
+
+    def _rounded(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the tensors that a checkpoint would have of it."""
+        if self._kind == EIGHT:
+            codes, furthest, _ = functional.int8_vectorwise_quant(weight.half())
+            return {"weight": codes, "SCB": furthest}
+        packed, state = functional.quantize_4bit(weight, quant_type=self._kind)
+        return {"weight": packed, **{f"weight.{name}": own for name, own in state.as_dict(packed=True).items()}}
+
+
+class Rounding(StoredMethod):
+    """Linear layers and experts; embedding and head stay plain."""
+
+    name = "bitsandbytes"
+    rounds_plain = True
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(None)
+        self._format = RoundedFormat(kind)
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the one format."""
+        del prefix
+        return self._format

@@ -1,0 +1,180 @@
+"""What a Hugging Face config says of models with experts, out of the settings of a GGUF file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine_gguf.given import Fields, Given
+
+_SIGMOID: Final = 2
+"""How scores of experts are made, as llama.cpp counts the ways."""
+
+
+def mixtral(given: Given) -> Fields:
+    """Return Mixtral's facts."""
+    experts = {
+        "num_local_experts": given.settings.count("expert_count"),
+        "num_experts_per_tok": given.settings.count("expert_used_count"),
+    }
+    return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **experts}
+
+
+def _experts(given: Given, *, renormalized: bool) -> Fields:
+    settings = given.settings
+    return {
+        "num_experts": settings.count("expert_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+        "moe_intermediate_size": settings.count("expert_feed_forward_length"),
+        "norm_topk_prob": renormalized,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def qwen2_moe(given: Given, fields: Fields) -> Fields:
+    """Return Qwen 2's facts, whose layers have an MLP beside the experts."""
+    del fields
+    shared = given.settings.count("expert_shared_feed_forward_length")
+    return {**_experts(given, renormalized=False), "shared_expert_intermediate_size": shared}
+
+
+def qwen3_moe(given: Given, fields: Fields) -> Fields:
+    """Return Qwen 3's facts."""
+    del fields
+    return _experts(given, renormalized=True)
+
+
+def olmoe(given: Given, fields: Fields) -> Fields:
+    """Return OLMoE's facts, whose experts are as wide as its layers say."""
+    del fields
+    settings = given.settings
+    experts = {
+        "num_experts": settings.count("expert_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+    }
+    return {**experts, "norm_topk_prob": False, **given.numbers(clip_qkv="attention.clamp_kqv")}
+
+
+def minimax_m2(given: Given, fields: Fields) -> Fields:
+    """Return MiniMax M2's facts, whose experts are as wide as its layers say."""
+    settings = given.settings
+    return {
+        "num_local_experts": settings.count("expert_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+        "intermediate_size": settings.count("expert_feed_forward_length", fields["intermediate_size"]),
+        "rotary_dim": settings.count("rope.dimension_count", fields["head_dim"]),
+    }
+
+
+def hunyuan_moe(given: Given, fields: Fields) -> Fields:
+    """Return Hunyuan's facts: one MLP beside the experts, as wide as they are."""
+    del fields
+    settings = given.settings
+    return {
+        "num_experts": settings.count("expert_count"),
+        "moe_topk": settings.count("expert_used_count"),
+        "intermediate_size": settings.count("expert_feed_forward_length"),
+    }
+
+
+def ernie4_5_moe(given: Given, fields: Fields) -> Fields:
+    """Return ERNIE 4.5's facts."""
+    del fields
+    settings = given.settings
+    return {
+        "moe_num_experts": settings.count("expert_count"),
+        "moe_k": settings.count("expert_used_count"),
+        "moe_intermediate_size": settings.count("expert_feed_forward_length"),
+        "moe_num_shared_experts": settings.count("expert_shared_count", 0, least=0),
+        "moe_layer_interval": settings.count("interleave_moe_layer_step", 1),
+        "moe_layer_start_index": settings.count("leading_dense_block_count", 0, least=0),
+        "use_bias": given.has("blk.0.attn_q.bias"),
+    }
+
+
+def grouped(given: Given, fields: Fields) -> Fields:
+    """Return the facts of experts in groups beside shared ones, behind layers without: dots.llm1's and DeepSeek's."""
+    settings = given.settings
+    return {
+        "first_k_dense_replace": settings.count("leading_dense_block_count", 0, least=0),
+        "moe_intermediate_size": settings.count("expert_feed_forward_length"),
+        "n_routed_experts": settings.count("expert_count"),
+        "n_shared_experts": settings.count("expert_shared_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": settings.flag(f"{settings.architecture}.expert_weights_norm"),
+        "n_group": settings.count("expert_group_count", 1),
+        "topk_group": settings.count("expert_group_used_count", 1),
+        "max_window_layers": fields["num_hidden_layers"],
+    }
+
+
+def glm4_moe(given: Given, fields: Fields) -> Fields:
+    """Return GLM 4.5's facts."""
+    return {**grouped(given, fields), "use_qk_norm": given.has("blk.0.attn_q_norm.weight")}
+
+
+def deepseek2(given: Given, fields: Fields) -> Fields:
+    """Return DeepSeek's facts; scores by sigmoid are those of V3, and a model without experts is Youtu's."""
+    settings = given.settings
+    turned = settings.count("rope.dimension_count")
+    key = settings.count("attention.key_length_mla", settings.count("attention.key_length"))
+    rope = {key: value for key, value in fields["rope_parameters"].items() if key != "partial_rotary_factor"}
+    if rope["rope_type"] == "yarn" and settings.own("rope.scaling.yarn_log_multiplier"):
+        weight = settings.number("rope.scaling.yarn_log_multiplier") / 0.1
+        rope |= {"mscale": weight, "mscale_all_dim": weight}
+    latents = {
+        "num_key_value_heads": fields["num_attention_heads"],
+        "q_lora_rank": settings.count("attention.q_lora_rank") if settings.own("attention.q_lora_rank") else None,
+        "kv_lora_rank": settings.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned,
+        "head_dim": turned,
+        "v_head_dim": settings.count("attention.value_length_mla", settings.count("attention.value_length")),
+        "attention_bias": given.has("blk.0.attn_kv_a_mqa.bias"),
+        "rope_parameters": rope,
+    }
+    if not settings.count("expert_count", 0, least=0):
+        return {**latents, "architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
+    experts = grouped(given, fields)
+    dense = experts["first_k_dense_replace"]
+    stated = settings.own("expert_gating_func")
+    sigmoid = given.has(f"blk.{dense}.exp_probs_b.bias") if stated is None else stated == _SIGMOID
+    chosen = "noaux_tc" if sigmoid else "group_limited_greedy" if experts["n_group"] > 1 else "greedy"
+    return {
+        **latents,
+        **experts,
+        "architectures": ["DeepseekV3ForCausalLM" if sigmoid else "DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
+        "topk_method": chosen,
+    }
+
+
+def gpt_oss(given: Given, fields: Fields) -> Fields:
+    """Return gpt-oss's facts."""
+    settings, rope = given.settings, dict(fields["rope_parameters"])
+    if rope["rope_type"] == "yarn":
+        rope |= {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
+    return {
+        "num_local_experts": settings.count("expert_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+        "intermediate_size": settings.count("expert_feed_forward_length"),
+        "sliding_window": settings.count("attention.sliding_window", 128),
+        "attention_bias": True,
+        "rope_parameters": rope,
+    }
+
+
+def afmoe(given: Given, fields: Fields) -> Fields:
+    """Return Trinity's facts; its embeddings are multiplied by the root of their width."""
+    settings = given.settings
+    return {
+        **given.windows(fields["num_hidden_layers"], 4),
+        "num_experts": settings.count("expert_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+        "num_shared_experts": settings.count("expert_shared_count", 0, least=0),
+        "moe_intermediate_size": settings.count("expert_feed_forward_length"),
+        "num_dense_layers": settings.count("leading_dense_block_count", 0, least=0),
+        "route_scale": settings.number("expert_weights_scale", 1.0),
+        "mup_enabled": True,
+    }
