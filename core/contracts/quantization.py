@@ -21,7 +21,7 @@ class LinearMethod(Protocol):
     known, so that others are refused by name. `facts(prefix)`: who has these four for the tensors of one checkpoint prefix,
     where parts of a fused layer are stored unlike. `onto(plain)`: called before all else, with a function that returns a
     fresh method of the device for plain weights; for methods that unpack what is stored (`core.quantization`). Of a device's
-    own method: `keeps(grouping)`, who keeps and multiplies by integers in groups as they are stored, or None.
+    own method: `keeps(grouping)`, who keeps and multiplies by numbers in groups as they are stored, or None.
     """
 
     suffixes: tuple[str, ...]
