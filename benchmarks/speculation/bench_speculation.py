@@ -34,7 +34,7 @@ from core.step import NewRow, StepResult
 CONTEXT = 8000
 ROWS = 64
 MOST = 4
-REPEATING = "Repeat this list, as it is, again and again: " + ", ".join(f"item {i} of many" for i in range(12)) + ". "
+REPEATING = "Repeat this: one two three four five six seven eight nine ten. " * 4
 
 
 def main() -> None:
@@ -113,12 +113,15 @@ def _speed(arguments: argparse.Namespace) -> None:
     common |= {"load_format": arguments.load_format} | ({"model": arguments.model} if arguments.model else {})
     params = SamplingParams(temperature=0, max_tokens=arguments.tokens, ignore_eos=True, detokenize=False)
     with LLM(**common) as plain, LLM(**common, speculative_config=arguments.config) as guessing:
+        prompt: Any = arguments.prompt
+        if arguments.model is None:
+            prompt = plain.preprocess_chat([[{"role": "user", "content": prompt}]])[0]
         for streams in arguments.streams:
             figures: dict[int, list[float]] = {0: [], 1: []}
             for turn in range(2 * (arguments.rounds + 1)):
                 begun = time.perf_counter()
                 llm = (plain, guessing)[turn % 2]
-                outputs = llm.generate([arguments.prompt] * streams, params, use_tqdm=False)
+                outputs = llm.generate([prompt] * streams, params, use_tqdm=False)
                 took = time.perf_counter() - begun
                 if turn > 1:  # the first turn of each warms up
                     figures[turn % 2].append(streams * arguments.tokens / took)

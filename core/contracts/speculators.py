@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from core.contracts.scheduling import LoadedParts, WorkerParts
-    from core.spec.kv import LayerKV
     from core.step import NewRow
 
 
@@ -108,19 +106,13 @@ class Speculator(Protocol):
 
     Target of an entry of kind `speculators`, whose name is the `method` of `--speculative-config`; constructed on each rank
     with (config, settings, registry): the `EngineConfig`, the option's `SpeculativeConfig` and what is plugged in. Whatever it
-    guesses is cut to what was wanted and to tokens of the vocabulary; one that raises is not asked again. Optional, as in `RunnerExtension`:
-    `loaded(parts)`, which returns the caching layers it adds, and `attach(parts)`.
+    guesses is cut to what was wanted and to tokens of the vocabulary; one that raises is not asked again. Optional, as in
+    `RunnerExtension`: `loaded(parts)`, which returns the caching layers it adds, and `attach(parts)`.
     """
 
     finds: bool
     """True: it guesses only where it finds something, in a moment and without a model. It is asked behind every step, and
     only rows that it guesses for get room for guesses. False: it always guesses, and is asked when there is room."""
-
-    def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
-        """Return the caching layers it adds behind the model's."""
-
-    def attach(self, parts: WorkerParts) -> None:
-        """Take what the worker holds, before the first step."""
 
     def drafts(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """Return guesses for each row, none to `most`, that follow its known tokens; on all ranks the same.

@@ -12,7 +12,7 @@ from core.engine.followed import ClientRequest
 from core.errors import EngineError
 from core.step import EngineRequest, RequestDelta
 from core.text.sequence import GrowingSequence, SpelledLogprobs
-from core.types import CompletionOutput, RequestMetrics, RequestOutput, RequestOutputKind
+from core.types import CompletionOutput, RequestMetrics, RequestOutput, RequestOutputKind, joined
 
 if TYPE_CHECKING:
     from core.contracts import Draft, Tokenizer
@@ -149,10 +149,7 @@ class OutputProcessor:
 
     def _learn(self, client: ClientRequest, features: Mapping[str, bytes]) -> None:
         try:
-            found, counts = self._finished(features), dict(client.shown.get("counts") or {})
-            for name, count in (found.get("counts") or {}).items():  # each of its sequences tells its own
-                counts[name] = counts.get(name, 0.0) + count
-            client.shown |= {**found, "counts": counts}
+            client.shown = joined(client.shown, self._finished(features))
         except EngineError as error:  # it costs this request its outcome, and no other
             client.error = str(error)
 

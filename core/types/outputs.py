@@ -88,6 +88,14 @@ FILLED_BY_FEATURES: Final = frozenset(
 """Fields of `RequestOutput` that whoever completes requests may set."""
 
 
+def joined(shown: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what features show of a request once one more of its sequences has ended: counts are summed."""
+    counts = dict(shown.get("counts") or {})
+    for name, count in (found.get("counts") or {}).items():
+        counts[name] = counts.get(name, 0.0) + count
+    return {**shown, **found, "counts": counts}
+
+
 def check_filled(shown: Mapping[str, Any]) -> None:
     """Raise `TypeError` for a field that is not a feature's to fill."""
     for name in shown:

@@ -110,7 +110,6 @@ class Worker:
 
     def _load(self) -> None:
         self._group, self._pipeline = self._join(self._platform)
-        facts = self._platform.facts()
         self.model, context = load_model(
             self._config,
             self._source,
@@ -120,11 +119,10 @@ class Worker:
             attention=self._backend,
             group=self._group,
             pipeline=self._pipeline,
-            facts=facts,
+            facts=(facts := self._platform.facts()),
         )
         self._ops = context.ops
-        parts = LoadedParts(self._config, self._source, self.model, context, facts)
-        self._added = self._extensions.loaded(parts)
+        self._added = self._extensions.loaded(LoadedParts(self._config, self._source, self.model, context, facts))
         self._layers = [*self.model.kv_layers, *chain.from_iterable(self._added.values())]
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.contracts import DraftRow, SpeculativeConfig
+from core.step import NewRow
+from core.types import SamplingParams
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -52,8 +54,8 @@ def _make(subject: Subject) -> Any:
     return subject.target(subject.config, SpeculativeConfig(method=subject.entry.name), None)
 
 
-def _owner() -> Any:
-    return object()
+def _owner() -> NewRow:
+    return NewRow(0, "request", [], 1, SamplingParams(), 0, (), [])
 
 
 def _rows(most: int) -> list[DraftRow]:
