@@ -88,7 +88,7 @@ class Hooks:
     def _check(self, ref: PluginRef, name: str, function: Callable[..., Any]) -> None:
         """Raise `PluginError` when a function cannot be an implementation of any hook."""
         options = getattr(function, f"{PROJECT}_impl", None)
-        known = [hook for hook in vars(self._manager.hook) if hook.startswith(PREFIX)]
+        known = [hook for hook, caller in vars(self._manager.hook).items() if hook.startswith(PREFIX) and caller.spec]
         if name not in known:
             if options is not None and options["optionalhook"]:
                 return

@@ -88,3 +88,15 @@ def test_what_steps_free_is_kept(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-P", str(program)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4 * 3 * (20 << 20) // PAGE // 10
+
+
+def test_a_process_ends_while_its_thread_works(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, torch\n"
+        "from core_kernels.library import load_library\n"
+        "from builtin_plugins.platforms.cpu.pages import TakenAhead\n"
+        "memories = [torch.from_numpy(np.zeros(1 << 28, dtype=np.uint8)) for _ in range(4)]\n"
+        "ahead = TakenAhead(load_library(), memories, 1 << 30)\n"
+    )
+    subprocess.run([sys.executable, "-P", str(program)], check=True)

@@ -63,6 +63,13 @@ def test_arguments_a_hook_does_not_need_may_be_left_out() -> None:
         load_plugins("acme").process_started("main")
 
 
+def test_many_may_implement_a_hook_of_a_plugin_that_is_not_there() -> None:
+    source = API + "@hookimpl(optionalhook=True)\ndef engine_find_acme(): ..."
+    names = {"acme": "engine_acme", "other": "engine_other"}
+    with fake_dist("engine-acme", "1.0", names, dict.fromkeys(names.values(), source)):
+        load_plugins("acme", "other")
+
+
 def test_a_misspelt_hook_is_refused() -> None:
     assert str(refusal(API + "@hookimpl\ndef engine_model():\n    return []")) == (
         "plugin 'acme' (engine-acme 1.0) has a hook 'engine_model' that does not exist; did you mean 'engine_models'? "

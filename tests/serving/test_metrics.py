@@ -58,6 +58,10 @@ requests_open gauge
 restarts counter
 server_restarts counter
 sink_faults counter sink
+spec_decode_num_accepted_tokens counter
+spec_decode_num_accepted_tokens_per_pos counter position
+spec_decode_num_draft_tokens counter
+spec_decode_num_drafts counter
 step_time_seconds histogram
 time_to_first_token_seconds histogram
 tool_calls counter tool
@@ -91,7 +95,7 @@ NOT_HERE = {
     "kv_block_idle_before_evict_seconds": "--kv-cache-metrics is refused by name",
     "kv_block_lifetime_seconds": "--kv-cache-metrics is refused by name",
     "kv_block_reuse_gap_seconds": "--kv-cache-metrics is refused by name",
-    "lora_requests_info": "no adapters",
+    "lora_requests_info": "said by the feature itself, with --enable-lora",
     "mm_cache_hits": "no images, audio or video",
     "mm_cache_queries": "no images, audio or video",
     "nixl_bytes_transferred": "no transfer of caches between machines",
@@ -139,7 +143,9 @@ def exercised(**options):
     sink = make_sink(**options)
     sink.step(StepStats(0.1, 3, 2, 0.25, computed_tokens=9, cached_tokens=4, queried_tokens=7, preemptions=1))
     sink.tokens(TokenStats(5, 7, 4, [0.2], [0.01, 0.02]))
-    sink.request(RequestStats("stop", 7, 5, 1.0, 0.2, 0.1, longest_output=5, cached_tokens=4, n=1, max_tokens=16))
+    shown = {"counts": {"spec_decode_num_accepted_tokens_per_pos/0": 2.0}}
+    sizes = {"longest_output": 5, "cached_tokens": 4, "n": 1, "max_tokens": 16}
+    sink.request(RequestStats("stop", 7, 5, 1.0, 0.2, 0.1, **sizes, shown=shown))
     sink.http(HttpStats("/v1/models", "GET", 200, 0.001))
     sink.calls(CallStats(known=2, unknown=1))
     return sink

@@ -55,10 +55,10 @@ class TakenAhead:
         self._wake: Final = threading.Event()
         ahead = max(1, ahead_bytes // (STRIPE * max(1, len(memories))))
         ended = threading.Event()
-        threading.Thread(
-            target=_take, args=(library, list(memories), ahead, self._wake, ended), name="cache-pages", daemon=True
-        ).start()
-        weakref.finalize(self, _end, ended, self._wake)
+        given = (library, list(memories), ahead, self._wake, ended)
+        thread = threading.Thread(target=_take, args=given, name="cache-pages", daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, thread, ended, self._wake)
         self._wake.set()
 
     def stepped(self, *, large: bool) -> None:
@@ -68,9 +68,12 @@ class TakenAhead:
             self._wake.set()
 
 
-def _end(ended: threading.Event, wake: threading.Event) -> None:
+def _end(thread: threading.Thread, ended: threading.Event, wake: threading.Event) -> None:
+    """End it and wait for it: a thread that Python ends while it exits may take the process along."""
     ended.set()
     wake.set()
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 def _take(
@@ -91,5 +94,6 @@ def _take(
         while taken < min(most, used + ahead) and not ended.is_set():
             for memory in memories:
                 part = memory[taken * STRIPE : (taken + 1) * STRIPE]
-                library.core_touch(part.data_ptr(), part.numel())
+                if not ended.is_set():
+                    library.core_touch(part.data_ptr(), part.numel())
             taken += 1

@@ -60,8 +60,8 @@ class _Job:
     scores_only: bool
     """The client wants the prompt back and nothing generated (`max_tokens` 0 with `echo`)."""
     tokens_as_ids: bool
-    run_id: str
-    """In front of the ids of the engine's requests."""
+    run_ids: Sequence[str]
+    """Of the engine's requests, one for each prompt."""
 
 
 class Completions:
@@ -123,7 +123,8 @@ class Completions:
         as_ids = fields.return_tokens_as_token_ids
         as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
         fields.prompt = ""  # it may be large, and the answer may take long
-        return _Job(head, fields, sampling, generating, given, prompts, client, scores_only, as_ids, engine_id(head.id))
+        ids = [engine_id(f"{head.id}-{i}") for i in range(len(prompts))]
+        return _Job(head, fields, sampling, generating, given, prompts, client, scores_only, as_ids, ids)
 
     async def _prompts(self, fields: CompletionFields, **reading: Any) -> list[dict[str, Any]]:
         """Return every prompt's token ids, so that all are known to be good before one starts, and the text to echo."""
@@ -146,7 +147,7 @@ class Completions:
             ask(
                 prompt,
                 job.generating,
-                _run_id(job, i),
+                job.run_ids[i],
                 priority=job.fields.priority,
                 cache_salt=job.fields.cache_salt,
                 client=job.client,
@@ -170,7 +171,7 @@ class Completions:
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
         events, runs = _Events(job, self._options, self._choice), self._run(job)
         if len(runs) == 1:
-            outputs: AsyncGenerator[bytes] = way.events(_run_id(job, 0), sound(runs[0]), events)
+            outputs: AsyncGenerator[bytes] = way.events(job.run_ids[0], sound(runs[0]), events)
         else:
             outputs = _each(merged([sound(run) for run in runs]), events)
         async with aclosing(outputs):
@@ -286,10 +287,6 @@ async def _each(outputs: AsyncGenerator[tuple[int, RequestOutput]], events: _Eve
     async with aclosing(outputs):
         async for prompt, output in outputs:
             yield events.of(output, prompt)
-
-
-def _run_id(job: _Job, prompt: int) -> str:
-    return f"{job.run_id}-{prompt}"
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
