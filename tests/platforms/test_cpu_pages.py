@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import subprocess
 import sys
 import time
@@ -11,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from core_kernels.library import load_library
@@ -40,7 +40,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def memories() -> list[torch.Tensor]:
-    return [torch.from_numpy(np.zeros(16 * STRIPE, dtype=np.uint8)) for _ in range(2)]
+    """Of pages that nobody has had: an allocator may give what somebody has freed."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return [torch.frombuffer(mmap.mmap(-1, 16 * STRIPE, flags=flags), dtype=torch.uint8) for _ in range(2)]
 
 
 def test_what_is_ahead_is_taken_and_no_more(memories: list[torch.Tensor]) -> None:
