@@ -34,7 +34,12 @@ ROUTES: Final = {
     "messages": {"messages": [{"role": "user", "content": "a b c"}]},
     "responses": {"input": "a b c", "store": False},
 }
-PATHS: Final = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "messages": "/v1/messages"}
+PATHS: Final = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 
 
 @dataclass
