@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from builtin_plugins.routes.anthropic.routes import AnthropicRoutes
+from builtin_plugins.routes.cohere.routes import CohereRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.routes.responses.routes import ResponsesRoutes
@@ -20,7 +21,7 @@ from core.config import EngineConfig
 from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 
-GROUPS = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes, TokenizeRoutes, ProbeRoutes)
+GROUPS = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes, CohereRoutes, TokenizeRoutes, ProbeRoutes)
 PLAN = make_plan(["none", "tool_parsers", "reasoning_parsers"])
 
 

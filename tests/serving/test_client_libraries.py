@@ -24,6 +24,7 @@ FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoni
 SMALL = ("--dtype", "float32", "--max-model-len", "64", "--num-threads", "1", "--hf-overrides.is_matryoshka", "true")
 SAID = {
     "with_cohere": ["embeddings", "rankings", "together", "refusals"],
+    "with_cohere_chat": ["chat", "tools", "form", "together", "refusals"],
     "with_langchain_pooled": ["embeddings"],
     "with_litellm_pooled": ["embeddings", *(f"rankings {name}/bert" for name in ("cohere", "hosted_vllm", "jina_ai"))],
     "with_langchain": [

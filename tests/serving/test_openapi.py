@@ -114,6 +114,16 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def test_bodies_of_one_title_are_described_apart(described: Any) -> None:
+    paths = ("/v1/chat/completions", "/v2/chat")
+    bodies = [
+        described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path in paths
+    ]
+    assert bodies[0] != bodies[1]
+    found = [described["components"]["schemas"][body["$ref"].rpartition("/")[2]] for body in bodies]
+    assert ["n" in schema["properties"] for schema in found] == [True, False]
+
+
 @pytest.mark.parametrize(("path", "body", "good"), [(*case, True) for case in GOOD] + [(*case, False) for case in BAD])
 def test_schema_and_server_agree(api: Any, described: Any, path: str, body: dict[str, Any], good: bool) -> None:
     reference = described["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]

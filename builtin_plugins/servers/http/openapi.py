@@ -63,6 +63,7 @@ def document(
         found["servers"] = [{"url": root_path}]
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas["Error"] = _ERROR
+    bodies = _named_apart(bodies)
     for route in routes:
         if type(route) is Route and route.include_in_schema:
             path = found["paths"].setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
@@ -77,6 +78,15 @@ def document(
             for operation in found["paths"][path].values():
                 operation["security"] = []
     return found
+
+
+def _named_apart(bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return schemas by path, of which two that differ bear different titles: two groups of routes may have chosen one."""
+    first = {schema["title"]: schema for schema in reversed(bodies.values())}
+    return {
+        path: schema if schema == first[schema["title"]] else {**schema, "title": "".join(re.findall(r"\w+", path))}
+        for path, schema in bodies.items()
+    }
 
 
 def _operations(

@@ -1,0 +1,129 @@
+"""Answers in Cohere's form: a message of parts and calls, and the events of streams that build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
+from builtin_plugins.routes.streams import event_with_text, typed_event
+from core.api import ArgumentsPiece, CallBegun, CallEnded, ReasoningPiece, TextPiece
+
+REASONS: Final = {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL"}
+
+
+class ChatWriter:
+    """Builds one answer from its events; yields what a stream tells of it."""
+
+    def __init__(self, answer_id: str, *, thoughts: bool, cached_details: bool) -> None:
+        """`thoughts`: whether they are shown."""
+        self.answer: dict[str, Any] = {"id": answer_id, "finish_reason": None, "message": {"role": "assistant"}}
+        self._thoughts = thoughts
+        self._cached_details = cached_details
+        self._open: dict[str, Any] | None = None
+        """A part or a call that is told of."""
+        self._parts: list[str] = []
+        """Of what is open."""
+        self._scored: list[dict[str, Any]] = []
+        """Tokens whose text is still to come."""
+        self._saying: Callable[[str], bytes] | None = None
+        """What makes the event of some more text, where the open part is one of text."""
+
+    def told(self, events: Sequence[Event]) -> bytes:
+        """Note what is new; return what a stream tells of it."""
+        if len(events) == 1 and self._saying is not None and isinstance(more := events[0], TextPiece) and more.text:
+            self._parts.append(more.text)
+            return self._saying(more.text)
+        return b"".join([typed_event(data) for event in events for data in self.take(event)])
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Note what is new, for nobody reads along."""
+        for event in events:
+            for _ in self.take(event):
+                pass
+
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Note what is new; yield the events that tell it."""
+        match event:
+            case Begun():
+                message = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
+                yield {"type": "message-start", "id": self.answer["id"], "delta": {"message": message}}
+            case Scored(token_ids, positions):
+                chosen = [position[token] for token, position in zip(token_ids, positions, strict=True)]
+                text = "".join(each.decoded_token or "" for each in chosen)
+                numbers = [each.logprob for each in chosen]
+                self._scored.append({"text": text, "token_ids": list(token_ids), "logprobs": numbers})
+            case TextPiece(text) if text:
+                yield from self._grow("text", text)
+            case ReasoningPiece(text) if text and self._thoughts:
+                yield from self._grow("thinking", text)
+            case CallBegun(_, name, call_id):
+                yield from self._close()
+                function = {"name": name, "arguments": ""}
+                self._open, self._parts = {"id": call_id, "type": "function", "function": function}, []
+                self.answer["message"].setdefault("tool_calls", []).append(self._open)
+                told = {**self._open, "function": dict(function)}
+                yield {"type": "tool-call-start", "index": self._index, "delta": {"message": {"tool_calls": told}}}
+            case ArgumentsPiece(_, text):
+                self._parts.append(text)
+                delta = {"message": {"tool_calls": {"function": {"arguments": text}}}}
+                yield {"type": "tool-call-delta", "index": self._index, "delta": delta}
+            case CallEnded():
+                yield from self._close()
+            case Ended():
+                yield from self._end(event)
+
+    @property
+    def _index(self) -> int:
+        return len(self.answer["message"]["tool_calls"]) - 1
+
+    def _grow(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        """Add text to the open part, or to a new one where that is of another kind."""
+        if self._open is None or self._open["type"] != kind:
+            yield from self._close()
+            parts = self.answer["message"].setdefault("content", [])
+            self._open, self._parts = {"type": kind, kind: ""}, []
+            parts.append(self._open)
+            at = len(parts) - 1
+            yield {"type": "content-start", "index": at, "delta": {"message": {"content": dict(self._open)}}}
+            if kind == "text" and not self._scored:
+                said = {"type": "content-delta", "index": at, "delta": {"message": {"content": {"text": ""}}}}
+                self._saying = event_with_text(said, "text", typed_event)
+        self._parts.append(text)
+        at = len(self.answer["message"]["content"]) - 1
+        delta = {"type": "content-delta", "index": at, "delta": {"message": {"content": {kind: text}}}}
+        yield delta | self._with_scores()
+
+    def _with_scores(self) -> dict[str, Any]:
+        """Return the field of an event for the tokens that its text is of, where they were asked for."""
+        scored, self._scored = self._scored, []
+        if not scored:
+            return {}
+        self.answer.setdefault("logprobs", []).extend(scored)
+        joined = {"text": "".join(each["text"] for each in scored)}
+        lists = {name: [value for each in scored for value in each[name]] for name in ("token_ids", "logprobs")}
+        return {"logprobs": joined | lists}
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        """End the open part or call."""
+        found, self._open, self._saying = self._open, None, None
+        if found is None:
+            return
+        text = "".join(self._parts)
+        if found["type"] == "function":
+            found["function"]["arguments"] = text
+            yield {"type": "tool-call-end", "index": self._index}
+        else:
+            found[found["type"]] = text
+            yield {"type": "content-end", "index": len(self.answer["message"]["content"]) - 1}
+
+    def _end(self, ended: Ended) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        self._with_scores()  # of tokens that became no text
+        reason = REASONS.get(ended.reason, "COMPLETE" if ended.stop is None else "STOP_SEQUENCE")
+        counts = {"input_tokens": ended.prompt_tokens, "output_tokens": ended.generated_tokens}
+        usage: dict[str, Any] = {"billed_units": counts, "tokens": counts}
+        if self._cached_details:
+            usage["cached_tokens"] = ended.cached_tokens
+        self.answer |= {"finish_reason": reason, "usage": usage}
+        yield {"type": "message-end", "id": self.answer["id"], "delta": {"finish_reason": reason, "usage": usage}}
