@@ -18,6 +18,7 @@ import torch
 from core.config import EngineConfig
 from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, Runner, Stage, StageParts
 from core.contracts.scheduling import LoadedParts, WorkerParts
+from core.contracts.times import times_of
 from core.contracts.workers import Join
 from core.errors import LastStageFailed
 from core.nn.caches import make_caches
@@ -149,7 +150,8 @@ class Worker:
             StageParts(config, self._spec, self.model, batch, extensions, is_last, device, PendingResult, self._ops)
         )
         wrap = getattr(self._platform, "wrap", None)
-        self._forward: Callable[[ForwardBatch], torch.Tensor] = self.model if wrap is None else wrap(self.model, sizes)
+        forward: Callable[[ForwardBatch], torch.Tensor] = self.model if wrap is None else wrap(self.model, sizes)
+        self._forward = times_of(self._registry).timed(self._registry.in_use("models")[0].plugin.name, forward)
 
         def parts_of(name: str) -> WorkerParts:
             first = len(self.model.kv_layers)
