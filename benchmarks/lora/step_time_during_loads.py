@@ -59,7 +59,7 @@ async def measure(engine: AsyncLLM, wanted: list[Wanted], used: LoRARequest, arg
         own_times = times[first:]
         found[loads].append(1e3 * (own_times[-1] - own_times[0]) / (len(own_times) - 1))
     for row in range(args.rows):
-        engine.abort(str(row))
+        await engine.abort(str(row))
     await streams
     alone, beside = (statistics.median(found[kind]) for kind in (False, True))
     ratio = statistics.median(b / a for a, b in zip(found[False], found[True], strict=True))
