@@ -62,14 +62,14 @@ class LowRankLayer:
         self.facts: Final = _LowRank(rank=rank, num_parts=len(parts), bias=None if bias is None else bias.data_ptr())
         if not parts:
             return
-        target, at = _bits(memory), rank * _padded(parts[0].a.shape[1])
+        target, at = _bits(memory), rank * padded(parts[0].a.shape[1])
         _pack_first(target[:at], np.concatenate([_bits(part.a) for part in parts]))
         self.facts.a, self.facts.parts = memory.data_ptr(), ctypes.addressof(self._parts)
         for number, part in enumerate(parts):
             columns, own = part.b.shape
             start = memory.data_ptr() + at * memory.itemsize
             self._parts[number] = _Part(b=start, first=part.first, width=columns, rank=own)
-            size = own * _padded(columns)
+            size = own * padded(columns)
             _pack_second(target[at : at + size], _bits(part.b))
             at += size
 
@@ -126,11 +126,12 @@ class LowRankOps:
 
 def numbers_of(parts: Sequence[Plain]) -> int:
     """Return how many numbers they are when packed, in whole cache lines."""
-    second = sum(part.b.shape[1] * _padded(len(part.b)) for part in parts)
-    return second + sum(len(part.a) * _padded(part.a.shape[1]) for part in parts)
+    second = sum(part.b.shape[1] * padded(len(part.b)) for part in parts)
+    return second + sum(len(part.a) * padded(part.a.shape[1]) for part in parts)
 
 
-def _padded(count: int) -> int:
+def padded(count: int) -> int:
+    """Return the numbers that so many are filled up to."""
     return -(-count // PAIR) * PAIR
 
 
@@ -143,11 +144,11 @@ def _bits(tensor: Tensor) -> _Bits:
 def _pack_first(target: _Bits, a: _Bits) -> None:
     """Write a [ranks, in] by blocks of ranks, and in a block by pairs of vectors."""
     ranks, width = a.shape
-    padded, whole = _padded(width), width // PAIR
+    across, whole = padded(width) // PAIR, width // PAIR
     full = ranks // RANKS
     for first, count, each in ((0, full, RANKS), (full * RANKS, 1, ranks % RANKS)):
         last = first + count * each
-        to = target[first * padded : last * padded].reshape(count, padded // PAIR, each, PAIR)
+        to = target[first * across * PAIR : last * across * PAIR].reshape(count, across, each, PAIR)
         own, rest = a[first:last, : whole * PAIR], a[first:last, whole * PAIR :]
         to[:, :whole] = own.reshape(count, each, whole, PAIR).transpose(0, 2, 1, 3)
         if width % PAIR:
