@@ -207,7 +207,7 @@ def test_what_is_no_number_stays_none(isa: str) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     ops = QuantizedOps(LIBRARY, 8, 32)
     own = kept(ops, torch.randn(20, 10))
-    with pytest.raises(ValueError, match="width 40 do not fit"):
+    with pytest.raises(ValueError, match="no weight of 8 bits of width 40"):
         ops.linear(torch.randn(3, 40), own, 20)
     with pytest.raises(IndexError, match="there are 20"):
         ops.rows(own, 20, 10, torch.tensor([0, 20]))
