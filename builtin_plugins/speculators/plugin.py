@@ -58,7 +58,8 @@ def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any
 def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
     from builtin_plugins.speculators.scheduling import Asker  # lazy: start-up stays quick
 
-    return [] if settings_of(config) is None else [Asker(config.scheduler.max_num_seqs or 1)]
+    settings = settings_of(config)
+    return [] if settings is None else [Asker(config.scheduler.max_num_seqs or 1, settings.most)]
 
 
 @hookimpl

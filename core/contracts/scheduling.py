@@ -235,6 +235,9 @@ class RunnerExtension(Protocol):
 
     Whatever sees tensors is called in the order of the device's work, which at depth 2 is another thread than that
     which plans. Must not read device values back to the host.
+
+    One that writes guesses may state `most_guesses`, those of one row in one step. Models with recurrent layers keep as
+    many states more, and their rows get no guesses where nobody states it.
     """
 
     name: str

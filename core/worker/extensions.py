@@ -25,6 +25,8 @@ class Extensions:
         self._before_sample, self._verify = having("before_sample"), having("verify")
         self._sampled, self._after_sample = having("sampled"), having("after_sample")
         self._calls, self._closing = dict(having("call")), having("close")
+        self.most_guesses = max((getattr(e, "most_guesses", 0) for _, e in extensions), default=0)
+        """Of one row in one step."""
         self.follows = bool(self._begin or self._sampled)
         """One may want to know where rows go on."""
         self.wants_sampled = bool(self._sampled)
