@@ -263,6 +263,12 @@ class RunnerExtension(Protocol):
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
         """See the batch before the model runs; it may set `embeddings` and `rope_positions`."""
 
+    def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payload: bytes | None) -> None:
+        """See what the model has made of the step's tokens: [num_tokens, hidden], good until the next step.
+
+        A decoder that was asked to in `loaded` (`Decoder.tap`) has the streams before its layers behind the hidden states.
+        """
+
     def before_sample(self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None) -> torch.Tensor:
         """Return the logits to sample from, one row of them for each point."""
 

@@ -206,6 +206,7 @@ class Worker:
         batch = self._forward_batch(inputs)
         self._extensions.before_forward(batch, plan.payloads)
         hidden = self._forward(batch)[: inputs.num_tokens]
+        self._extensions.after_forward(batch, hidden, plan.payloads)
         sample = cast("Callable[[], PendingResult]", partial(self._stage.run, plan, inputs, hidden, errors))
         pending = sample() if self._pipeline.size == 1 else self._across_stages(plan.step, inputs, sample)
         if pending.accepted is not None:
