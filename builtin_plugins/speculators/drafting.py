@@ -42,6 +42,7 @@ class Drafting:
     ) -> None:
         """`explain` logs what the speculator raised, with whose fault it is."""
         self._speculator: Speculator | None = speculator
+        self._seen: Callable[..., None] | None = getattr(speculator, "seen", None)
         self._explain = explain
         self.most_guesses = settings.most
         self._most, self._too_many = settings.most, settings.disable_by_batch_size or num_rows + 1
@@ -128,6 +129,11 @@ class Drafting:
         self._num_tokens = len(batch.input_ids)
 
     # --- behind it
+
+    def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payload: bytes | None) -> None:
+        """Show a speculator that reads hidden states what the model has made."""
+        if self._seen is not None and self._speculator is not None:
+            self._seen(batch, hidden)
 
     def sampled(self, sampled: Sampled, payload: bytes | None) -> None:
         """Keep what was sampled until the step has ended."""

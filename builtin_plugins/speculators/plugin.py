@@ -39,6 +39,7 @@ def engine_speculators() -> list[Entry]:
     return [
         Entry("ngram", f"{home}.ngram:NGram", "what followed the same tokens before, in the request's own text"),
         Entry("draft_model", f"{home}.draft_model:DraftModel", "what a small model of the same vocabulary says"),
+        Entry("mtp", f"{home}.mtp:Mtp", "the model's own layer for further tokens"),
         Entry("suffix", f"{home}.suffix:Suffix", "what most often followed them there and in earlier outputs"),
     ]
 

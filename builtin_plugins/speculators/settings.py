@@ -20,14 +20,6 @@ ALIASES: Final[Mapping[str, str]] = {
 """Other names of methods, as vLLM knows them."""
 DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24}
 """`num_speculative_tokens` by method, where it is not 5."""
-ABSENT: Final[Mapping[str, str]] = {
-    "eagle": "heads that continue the model's hidden states",
-    "eagle3": "heads that continue the model's hidden states",
-    "medusa": "heads beside the model's own",
-    "mlp_speculator": "heads that read the model's hidden states",
-    "mtp": "the model's own layers for further tokens",
-}
-"""Methods that are known and not served, and what they need."""
 
 
 def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
@@ -61,15 +53,9 @@ def _typed(name: str, value: Any, known: Mapping[str, type]) -> Any:
 
 
 def _method(given: Mapping[str, Any]) -> str:
-    """Return the method that is meant. Raises `ConfigError` for one that is known and not served."""
+    """Return the method that is meant."""
     method, model = given.get("method", ""), given.get("model", "")
     named = method or ("ngram" if model in ("ngram", "[ngram]") else "draft_model" if model else "")
     if not named:
         raise ConfigError(f'{FLAG} names no method, such as {{"method": "ngram", "num_speculative_tokens": 5}}.')
-    named = ALIASES.get(named, named)
-    if named in ABSENT:
-        raise ConfigError(
-            f"{FLAG}.method {method!r} needs {ABSENT[named]}, which are not read in this version; use ngram or suffix, "
-            "which need nothing, or draft_model."
-        )
-    return named
+    return ALIASES.get(named, named)

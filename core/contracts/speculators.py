@@ -106,7 +106,8 @@ class Speculator(Protocol):
     Target of an entry of kind `speculators`, whose name is the `method` of `--speculative-config`; constructed on each rank
     with (config, settings, registry): the `EngineConfig`, the option's `SpeculativeConfig` and what is plugged in. Whatever it
     guesses is cut to what was wanted and to tokens of the vocabulary; one that raises is not asked again. Optional, as in
-    `RunnerExtension`: `loaded(parts)`, which returns the caching layers it adds, and `attach(parts)`.
+    `RunnerExtension`: `loaded(parts)`, which returns the caching layers it adds, and `attach(parts)`; and `seen(batch, hidden)`,
+    which is shown what the model has made of each step's tokens, as `after_forward`.
     """
 
     finds: bool
