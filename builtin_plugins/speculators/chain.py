@@ -31,6 +31,9 @@ class ChainHead(Protocol):
     def bind_kv(self, caches: Sequence[LayerCache]) -> None:
         """Take the cache of each caching layer."""
 
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embedding of tokens [n], as it reads it."""
+
     def first(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the head reads of the model's hidden states [n, width of what is kept]."""
 
@@ -122,6 +125,6 @@ class Chain(Heads):
         positions = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
         at = torch.tensor(positions, device=self._device)
         plans = self._own.attention(rows, origins, starts, counts)
-        out, stream = self._head(self._target.embedded(ids), hidden, at, [*plans, counts])
+        out, stream = self._head(self._head.embedded(ids), hidden, at, [*plans, counts])
         lasts = torch.tensor(counts, device=self._device).cumsum(0) - 1
         return out[lasts], stream[lasts]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from core.api import DraftRow, EngineConfig, ForwardBatch, LayerKV, ModelSource, SpeculativeConfig
     from core.contracts.scheduling import LoadedParts, WorkerParts
     from core.nn.weights import WeightMap
+
+LAYERS: Final = "LlamaForCausalLM"
+"""What layers of published heads are built like."""
 
 
 class Heads:
@@ -67,18 +69,33 @@ class Heads:
                 found.append(hidden)
         return places, torch.cat(found) if found else None
 
-    def _head_source(self) -> tuple[ModelSource, Mapping[str, Any]]:
+    def _checkpoint(self) -> tuple[ModelSource, Mapping[str, Any]]:
         """Return the checkpoint that `model` names, and its config.json. Raises `ConfigError`."""
         name, method = self._settings.model, self._settings.method
         if not name:
             raise ConfigError(
                 f"--speculative-config: the method {method} needs a `model`, the folder or hub id of its head."
             )
-        model = replace(self._config.model, model=name, revision=self._settings.revision or None, quantization=None)
-        found: ModelSource | None = self._registry.find_model(name, replace(self._config, model=model))
-        if found is None or found.path is None:
-            raise ConfigError(f"--speculative-config.model: no plugin finds weights under {name!r}.")
-        return found, json.loads((Path(found.path) / "config.json").read_text())
+        # Heads name architectures of many kinds, or none; what they are, the method says.
+        own = replace(self._config.model, model=name, revision=self._settings.revision or None, quantization=None)
+        own = replace(own, hf_overrides={"architectures": [LAYERS]})
+        found: ModelSource | None = self._registry.find_model(name, replace(self._config, model=own))
+        if found is None:
+            raise ConfigError(f"--speculative-config.model: no plugin finds {name!r}.")
+        return found, vars(found.hf_config)
+
+    def _stored(self, source: ModelSource) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of a checkpoint's tensors by name."""
+        loader = weight_loader(self._config, source, self._registry)
+        listed = getattr(loader, "headers", loader.tensors)
+        return {name: tuple(tensor.shape) for name, tensor in listed()}
+
+    def _decoder(self, stated: Mapping[str, Any], **changes: Any) -> DecoderSpec:
+        """Return the facts of a config.json of Llama's kind, for the context that is served. Raises `ModelError`."""
+        entries = {registered.entry.name: registered for registered in self._registry.entries("models")}
+        own = {"vocab_size": self._target.vocab_size, "num_hidden_layers": 1, **stated, **changes}
+        spec: DecoderSpec = self._registry.load(entries[LAYERS])(SimpleNamespace(**own))
+        return replace(spec, max_positions=self._target.spec.max_positions)
 
     def _fill(self, weights: WeightMap, source: ModelSource, tensors: Sequence[str] = ("*",)) -> None:
         """Fill parameters from those tensors of a checkpoint that any of the patterns matches."""

@@ -46,7 +46,7 @@ class AheadLayer(nn.Module):
         spec = target.spec
         hidden = spec.hidden_size
         self.weights = weights = WeightMap(rename=spec.names.rename, ignored=ahead.ignored)
-        self._spec, self._logits = ahead, target.logits
+        self._spec, self._logits, self.embedded = ahead, target.logits, target.embedded
         self.token_norm = make_norm(ahead.norm, hidden, context, weights, ahead.token_norm)
         self.hidden_norm = make_norm(ahead.norm, hidden, context, weights, ahead.hidden_norm)
         out = [Slice("out", hidden)]

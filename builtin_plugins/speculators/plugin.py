@@ -39,6 +39,16 @@ def engine_speculators() -> list[Entry]:
     return [
         Entry("ngram", f"{home}.ngram:NGram", "what followed the same tokens before, in the request's own text"),
         Entry("draft_model", f"{home}.draft_model:DraftModel", "what a small model of the same vocabulary says"),
+        Entry("eagle", f"{home}.eagle:Eagle", "a layer that goes on from the model's hidden states"),
+        Entry(
+            "eagle3", f"{home}.eagle3:Eagle3", "a layer that goes on from hidden states of three of the model's layers"
+        ),
+        Entry("medusa", f"{home}.medusa:Medusa", "a head for each of the next tokens, behind the model's hidden state"),
+        Entry(
+            "mlp_speculator",
+            f"{home}.mlp_speculator:MlpSpeculator",
+            "a small product of hidden state and token, again and again",
+        ),
         Entry("mtp", f"{home}.mtp:Mtp", "the model's own layer for further tokens"),
         Entry("suffix", f"{home}.suffix:Suffix", "what most often followed them there and in earlier outputs"),
     ]
