@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from builtin_plugins.speculators.settings import OPTION, settings_of
+from builtin_plugins.speculators.stated import read_stated, verifier_of
 from core.api import EngineConfig, Entry, Option, hookimpl
 
 RENAMED = {
@@ -31,6 +32,13 @@ def engine_options() -> list[Option]:
         for name, key in RENAMED.items()
     ]
     return [Option(OPTION, dict[str, Any] | None, None, text), *old]
+
+
+@hookimpl(tryfirst=True)
+def engine_find_model(model: str, config: EngineConfig) -> str | None:
+    """Return the model that a checkpoint in the format of `speculators` guesses for; its weights are a head's."""
+    # Whoever reads the head itself says what its config is to be taken for.
+    return None if config.model.hf_overrides else verifier_of(read_stated(model)) or None
 
 
 @hookimpl

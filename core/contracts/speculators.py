@@ -25,9 +25,9 @@ class SpeculativeConfig:
     """The option's values; names as in vLLM."""
 
     method: str = ""
-    """Entry of kind `speculators`; where it is left out, `model` says: `ngram`, or a draft model's folder."""
+    """Entry of kind `speculators`; where it is left out, `model` says: `ngram`, or the folder of a draft model or a head."""
     model: str = ""
-    """Of `draft_model`: folder or hub id of a small model with the same vocabulary."""
+    """Folder or hub id of a small model with the same vocabulary, or of a head that guesses."""
     num_speculative_tokens: int = 0
     """Tokens that are guessed at most for one step of one request; 0: 5, of `suffix` 24."""
     prompt_lookup_max: int = 0

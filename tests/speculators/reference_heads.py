@@ -87,9 +87,7 @@ def mimo(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torc
 
 
 @torch.inference_mode()
-def chained(
-    step: Any, target: Target, tokens: Sequence[int], hidden: torch.Tensor, most: int, w: Weights
-) -> list[int]:
+def chained(step: Any, target: Target, tokens: Sequence[int], hidden: torch.Tensor, most: int, w: Weights) -> list[int]:
     """Return what a head guesses behind `tokens`; `hidden` [len(tokens) - 1, hidden] is what it reads of the model."""
     head, embedding = w.get("lm_head.weight", target.head), w.get("embed_tokens.weight", target.embedding)
     known = list(tokens)

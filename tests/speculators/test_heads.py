@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +18,7 @@ from builtin_plugins.speculators.chain import Chain
 from builtin_plugins.speculators.medusa import Medusa
 from builtin_plugins.speculators.mlp_speculator import MlpSpeculator
 from core import LLM, SamplingParams
+from core.errors import EngineError
 from core.testing.checkpoints import VOCAB, make_checkpoint
 
 BASE: dict[str, Any] = {
@@ -209,7 +210,9 @@ MLP_CONFIG = {"n_predict": 3, "vocab_size": VOCAB, "emb_dim": HIDDEN, "inner_dim
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    folder = make_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama") / "model", seed=1, num_hidden_layers=7)
+    folder = make_checkpoint(
+        "LlamaForCausalLM", tmp_path_factory.mktemp("llama") / "model", seed=1, num_hidden_layers=7
+    )
     with LLM(str(folder), **BASE) as llm:
         return folder, answers(llm)
 
@@ -232,6 +235,40 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[str, P
         name: (method, write_head(root / name, config, tensors), tensors)
         for name, (method, config, tensors) in made.items()
     }
+
+
+def test_a_checkpoint_of_speculators_is_served_as_the_model_it_guesses_for(
+    llama: tuple[Path, list[Any]], heads: Mapping[str, Any]
+) -> None:
+    (folder, expected), (_, head, _) = llama, heads["speculators"]
+    change_config(
+        head,
+        speculators_config={"algorithm": "eagle3", "verifier": {"name_or_path": str(folder)}, "proposal_methods": []},
+    )
+    with LLM(str(head), **BASE) as llm:
+        assert answers(llm) == expected
+        assert counted(llm) is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": "eagle"}, "needs a `model`"),
+        ({"method": "mtp"}, "has no layer for further tokens"),
+    ],
+)
+def test_what_is_missing_is_said(llama: tuple[Path, list[Any]], given: dict[str, Any], says: str) -> None:
+    with pytest.raises(EngineError, match=says):
+        LLM(str(llama[0]), speculative_config=given, **BASE)
+
+
+def test_a_head_of_another_model_is_refused(
+    llama: tuple[Path, list[Any]], heads: Mapping[str, Any], tmp_path: Path
+) -> None:
+    _, _, tensors = heads["eagle"]
+    head = write_head(tmp_path / "head", CONFIG | {"hidden_size": 32}, tensors)
+    with pytest.raises(EngineError, match="a head of another model"):
+        LLM(str(llama[0]), speculative_config={"method": "eagle", "model": str(head)}, **BASE)
 
 
 HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "tied")
@@ -265,7 +302,9 @@ def guesses_of(monkeypatch: pytest.MonkeyPatch, kind: Any, folder: Path, config:
     monkeypatch.setattr(kind, "drafts", noted)
     with LLM(str(folder), speculative_config=config | {"adaptive": False}, **BASE, enable_prefix_caching=False) as llm:
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-        llm.generate([{"prompt_token_ids": [3 * i + 1, *range(5, 9 + 4 * i)]} for i in range(4)], params, use_tqdm=False)
+        llm.generate(
+            [{"prompt_token_ids": [3 * i + 1, *range(5, 9 + 4 * i)]} for i in range(4)], params, use_tqdm=False
+        )
     assert len(seen) > 20
     assert sum(len(draft) >= 2 for _, draft in seen) > 15
     return iter(seen[::5])
