@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused() -> None:
     weight = ops.empty(16, 256)
     with pytest.raises(ValueError, match="whole Q4_K blocks of 256"):
         ops.empty(16, 300)
-    with pytest.raises(ValueError, match="no Q4_K weight of width 512"):
+    with pytest.raises(ValueError, match="no weight of Q4_K of width 512"):
         product(ops, torch.zeros(1, 512), weight, 16)
     with pytest.raises(ValueError, match="blocks have 144 bytes"):
         ops.pack(weight, 16, 0, torch.zeros(16, 1, 143, dtype=torch.uint8))
