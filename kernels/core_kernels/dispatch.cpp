@@ -287,15 +287,17 @@ EXPORT int32_t core_superblock_rows(void* out, const void* weight, const int64_t
 }
 
 EXPORT void core_superblock_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                                   int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind, int32_t dtype) {
-    chosen->superblocks->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_stride}, kind, dtype);
+                                   int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind, int32_t x_bits,
+                                   int32_t dtype) {
+    chosen->superblocks->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_stride}, {kind, x_bits},
+                                 dtype);
 }
 
 EXPORT void core_superblock_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                     int64_t out_size, int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind,
-                                    int32_t dtype) {
+                                    int32_t x_bits, int32_t dtype) {
     chosen->superblocks->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_stride}, counts, groups,
-                                 kind, dtype);
+                                 {kind, x_bits}, dtype);
 }
 
 // Fills the step's `order` and `shared`, which all layers of a group read; before the first of them.

@@ -18,6 +18,7 @@ namespace {
 template <int kCode>
 constexpr int64_t kFetchAhead = kCode == kInt8 ? 4096 : 8192;
 constexpr int64_t kLargestGroup = 256;
+constexpr Form kForm = kMultipliesBytes ? Form::kTwoBytes : Form::kPairs;
 constexpr int kTogether = kMultipliesBytes ? 3 : kRows;  // rows of a block; a sum for each byte of x takes two registers
 
 // --- rounding weights ---------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
                                                      const uint8_t* from, int64_t columns, int64_t inputs,
                                                      const uint8_t* fetched) {
     using Kept = Codes<kCode>;
-    constexpr int kAtOnce = kMultipliesBytes ? kQuad : 2;
+    constexpr int inputs_at_once = kAtOnce<kForm>;
     for (int64_t k = 0; k < inputs; k += Kept::kInputs, from += columns * sizeof(uint32_t)) {
         Words words[C];
 #pragma GCC unroll 4
@@ -155,27 +156,12 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
         for (int line = 0; line < kLines; ++line) __builtin_prefetch(fetched + line * kLineBytes, 0, 2);
         fetched += kLines * kLineBytes;
 #pragma GCC unroll 4
-        for (int i = 0; i < Kept::kInputs / kAtOnce; ++i) {
+        for (int i = 0; i < Kept::kInputs / inputs_at_once; ++i) {
             Words own[C];
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c)
                 own[c] = kMultipliesBytes ? Kept::quad(words[c], i) : pair(Kept::quad(words[c], i / 2), i % 2);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const int64_t x = at + r * rows.stride + k + i * kAtOnce;
-                if constexpr (kMultipliesBytes) {
-                    const Words upper = spread_word(&rows.high[x]), lower = spread_word(&rows.low[x]);
-#pragma GCC unroll 4
-                    for (int c = 0; c < C; ++c) {
-                        high[r][c] = add_bytes(high[r][c], upper, own[c]);
-                        sums[r][c] = add_bytes(sums[r][c], lower, own[c]);
-                    }
-                } else {
-                    const Words row = spread_word(&rows.pairs[x]);
-#pragma GCC unroll 4
-                    for (int c = 0; c < C; ++c) sums[r][c] = add_pairs(sums[r][c], row, own[c]);
-                }
-            }
+            add_products<kForm>(sums, high, rows, at + k + i * inputs_at_once, rows.run, own);
         }
     }
 }
@@ -190,7 +176,7 @@ template <int kCode, int R, int C, int kLines>
 void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t* panel, int64_t tile, int64_t columns,
            const uint8_t* fetched, Layout at) {
     for (int64_t g = 0; g < at.groups(); ++g) {
-        const int64_t start = at.group_at(g, columns), of = row * rows.spans + g;
+        const int64_t start = at.group_at(g, columns), of = g * rows.count + row;
         const uint8_t* group = panel + start;
         const uint8_t* ahead = fetched + start * kLines / 4;
         const int64_t head = at.codes_at(columns) * kLines / 4;
@@ -199,15 +185,15 @@ void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t*
         Ints sums[R][C], high[R][C] = {};
         for (int c = 0; c < C; ++c) {
             const Ints zeros = load_zeros<kCode>(group, tile + c, columns, at);
-            for (int r = 0; r < R; ++r) sums[r][c] = zeros * -rows.sums[of + r * rows.spans];
+            for (int r = 0; r < R; ++r) sums[r][c] = zeros * -rows.sums[of + r];
         }
-        add_group<kCode, R, C, kLines>(sums, high, rows, row * rows.stride + g * at.group,
+        add_group<kCode, R, C, kLines>(sums, high, rows, rows.at(row, g * at.group),
                                        group + at.codes_at(columns) + tile * sizeof(Words), columns, at.inputs(g), ahead + head);
         for (int c = 0; c < C; ++c) {
             const Floats scale = load_scales(group, tile + c, at);
             for (int r = 0; r < R; ++r) {
-                const Ints sum = kMultipliesBytes ? sums[r][c] + (high[r][c] << 8) : sums[r][c];
-                totals[r][c] = add_scaled(totals[r][c], sum, rows.powers[of + r * rows.spans], scale);
+                const Ints sum = joined<kForm>(sums[r][c], high[r][c]);
+                totals[r][c] = add_scaled(totals[r][c], sum, rows.scales[of + r], scale);
             }
         }
     }
@@ -251,12 +237,12 @@ template <int kCode>
 inline void add_tiled_group(Floats (*totals)[kTiles], const Rows& rows, int64_t row, int64_t count, const Layout& at,
                             int64_t index, const uint8_t* group, const uint8_t* integers, int64_t tile, int64_t tiles,
                             int64_t quads, int64_t depth) {
-    const int64_t step = tiles * sizeof(Words), x = row * rows.stride + index * at.group;
+    const int64_t step = tiles * sizeof(Words), x = rows.at(row, index * at.group);
     const uint8_t* first = integers + tile * sizeof(Words);
     const uint8_t* second = tile + 1 < tiles ? first + sizeof(Words) : first;
     ByteBlock::clear();
     for (int64_t k = 0; k < quads; k += depth)
-        ByteBlock::add(&rows.high[x + k * kQuad], &rows.low[x + k * kQuad], rows.stride, first + k * step, second + k * step,
+        ByteBlock::add(&rows.high[x + k * kQuad], &rows.low[x + k * kQuad], rows.run, first + k * step, second + k * step,
                        step);
     Ints high[kTileRows][2], low[kTileRows][2];
     ByteBlock::store(high, low);
@@ -264,9 +250,9 @@ inline void add_tiled_group(Floats (*totals)[kTiles], const Rows& rows, int64_t 
         const Floats scale = load_scales(group, tile + c, at);
         const Ints zeros = load_zeros<kCode>(group, tile + c, tiles * kLanes, at);
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t of = (row + r) * rows.spans + index;
+            const int64_t of = index * rows.count + row + r;
             const Ints sum = low[r][c] + (high[r][c] << 8) - zeros * rows.sums[of];
-            totals[r][tile + c] = add_scaled(totals[r][tile + c], sum, rows.powers[of], scale);
+            totals[r][tile + c] = add_scaled(totals[r][tile + c], sum, rows.scales[of], scale);
         }
     }
 }
@@ -377,7 +363,7 @@ void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count
 
 void any_product(const Product& p, const int32_t* order, Rounding kept, int32_t dtype) {
     const Layout at(p.out, p.in, kept);
-    Rows rows(p.rows, {at.filled(), at.group, at.group}, kMultipliesBytes, !kMultipliesBytes);
+    Rows rows(p.rows, {at.filled(), at.group, at.group}, 16, kMultipliesBytes, !kMultipliesBytes);
     round_rows(rows, p, p.rows, dtype, order);
     with_code(kept.code, [&](auto code) {
         multiply_panels(p, at.panels(), at.row_bytes(), [&] { return Worker<code()>{Results(p, dtype), rows, at}; });
@@ -387,7 +373,7 @@ void any_product(const Product& p, const int32_t* order, Rounding kept, int32_t 
 void any_grouped(const Product& p, const int64_t* counts, int64_t groups, Rounding kept, int32_t dtype) {
     const Layout at(p.out, p.in, kept);
     const Grouped own(counts, groups);
-    Rows rows(own.rows, {at.filled(), at.group, at.group}, kMultipliesBytes, !kMultipliesBytes);
+    Rows rows(own.rows, {at.filled(), at.group, at.group}, 16, kMultipliesBytes, !kMultipliesBytes);
     round_rows(rows, p, own.rows, dtype);
     with_code(kept.code, [&](auto code) {
         multiply_groups(p, own, at.panels(), at.bytes(), [&] { return Worker<code()>{Results(p, dtype), rows, at}; });
