@@ -31,6 +31,8 @@ from benchmarks.peers.work import TASKS, WARM_UP, Task, figures, make_prompts
 
 OTHER_SEEDS = 1_000_000
 """Added to a seed for prompts of which only the first token is wanted."""
+REST_S = 2.0
+"""Everyone has so long with nothing to do once it has started, as servers have."""
 
 
 @dataclass
@@ -93,6 +95,7 @@ class Comparison:
                 start = Start(contender.name, contender.bits, start_s, child.pss_bytes(), max(0.0, others))
                 rival = Rival(contender, child)
                 rival.do(WARM_UP, 0)
+                child.rest(REST_S)
             except ChildEndedError as error:
                 problem = str(error)
             else:

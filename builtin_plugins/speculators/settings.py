@@ -18,6 +18,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "qwen3_next_mtp": "mtp",
 }
 """Other names of methods, as vLLM knows them."""
+DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24}
+"""`num_speculative_tokens` by method, where it is not 5."""
 ABSENT: Final[Mapping[str, str]] = {
     "eagle": "heads that continue the model's hidden states",
     "eagle3": "heads that continue the model's hidden states",
@@ -35,7 +37,9 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
         return None
     known = {field.name: type(field.default) for field in fields(SpeculativeConfig)}
     values = {name: _typed(name, value, known) for name, value in given.items() if value is not None}
-    settings = SpeculativeConfig(**values | {"method": _method(values)})
+    method = _method(values)
+    tokens = values.get("num_speculative_tokens") or DEFAULT_TOKENS.get(method, 0)
+    settings = SpeculativeConfig(**values | {"method": method, "num_speculative_tokens": tokens})
     if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
             f"{FLAG} does not work with --pipeline-parallel-size {config.parallel.pipeline_parallel_size}: only the last "

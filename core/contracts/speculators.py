@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS: Final = 64
 """Guesses of one step of one request, whoever makes them."""
-DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24}
-"""`num_speculative_tokens` by method, where it is not 5."""
+DEFAULT_TOKENS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class SpeculativeConfig:
     @property
     def most(self) -> int:
         """Tokens that are guessed at most."""
-        return self.num_speculative_tokens or DEFAULT_TOKENS.get(self.method, 5)
+        return self.num_speculative_tokens or DEFAULT_TOKENS
 
     @property
     def lookup(self) -> tuple[int, int]:

@@ -7,9 +7,8 @@ from typing import Final
 
 import torch
 
-from core_kernels.packed import LANES
-from core_kernels.pages import LargePages
 from core_kernels.row_ops import DTYPES
+from core_kernels.tiled import ScaledOps
 
 Tensor = torch.Tensor
 
@@ -25,8 +24,8 @@ FLOAT_CODE: Final = 12
 """The number by which the library knows those; it knows integers by their bits."""
 
 
-class QuantizedOps:
-    """Bound to a loaded library; the same calls as `PackedOps`. Safe to call from several threads.
+class QuantizedOps(ScaledOps):
+    """Integers of eight or four bits, or floats of four.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
     bfloat16 or float16. `has_zeros`: each group has a zero point as well. `is_float`: codes are four-bit floats, twice as
@@ -53,7 +52,7 @@ class QuantizedOps:
                 f"floats of {bits} bits{' with zero points' * has_zeros}: kept are those of 4 bits without"
             )
         if x_bits not in (16, bits):
-            raise ValueError(f"rows of {x_bits} bits by weights of {bits}: either is 8, or rows are of 16")
+            raise ValueError(f"rows of {x_bits} bits by weights of {bits}: both are 8, or rows are of 16")
         self.bits: Final = bits
         self.group: Final = group
         self.scales: Final = scales
@@ -61,24 +60,16 @@ class QuantizedOps:
         self.is_float: Final = is_float
         self.x_bits: Final = x_bits
         self._code: Final = FLOAT_CODE if is_float else bits
-        self._facts: Final = (self._code, group, int(scales == torch.float16), int(has_zeros))
-        self._pages: Final = LargePages(library)
+        facts = (self._code, group, int(scales == torch.float16), int(has_zeros))
+        super().__init__(library, library.core_quantized_rows, facts, f"{bits} bits")
         self._pack: Final = library.core_quantize
         self._place: Final = library.core_quantized_place
-        self._unpack: Final = library.core_quantized_rows
         self._linear: Final = library.core_quantized_linear
-        self._grouped: Final = library.core_quantized_grouped
+        self._grouped = library.core_quantized_grouped
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales and zero points included."""
         return row_bytes(width, self.bits, self.group, 4 if self.has_zeros else 2)
-
-    def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width], or for `count` of them; numbers of any dtype are kept alike."""
-        del dtype
-        tiles, across = -(-rows // LANES), LANES * self.row_bytes(width)
-        shape = (tiles, across) if count is None else (count, tiles, across)
-        return self._pages.take((1 if count is None else count) * tiles * across).view(shape)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
         """Round a plain [n, width], with any strides, to rows from `first` on of a weight of so many rows."""
@@ -119,18 +110,6 @@ class QuantizedOps:
             first, count, width, codes.stride(0), rows, code, group, halves,
         )  # fmt: skip
 
-    def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the rows [n, width] of numbers [n]. Raises `IndexError` for one that is none of `rows`."""
-        self._fits(weight, width)
-        ids = ids.contiguous()
-        out = torch.empty(len(ids), width, dtype=dtype)
-        if self._unpack(
-            out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows,
-            *self._facts, DTYPES[dtype],
-        ):  # fmt: skip
-            raise IndexError(f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}")
-        return out
-
     def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
         """Return x @ weight.T, [..., rows].
 
@@ -140,39 +119,12 @@ class QuantizedOps:
         out = x.new_empty(*x.shape[:-1], rows)
         self._linear(
             out.data_ptr(), flat.data_ptr(), weight.data_ptr(), None if order is None else order.data_ptr(),
-            flat.shape[0], rows, width, flat.stride(0), *self._facts, self._bits_of(x), DTYPES[x.dtype],
+            flat.shape[0], rows, width, flat.stride(0), *self._told(x),
         )  # fmt: skip
         return out
 
-    def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
-        """Return the product of each row of x with one of `weights`, [n, rows].
-
-        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by that.
-        """
-        flat = self._rows_of(x, weights)
-        counts = torch.bincount(choices.flatten(), minlength=len(weights))
-        out = x.new_empty(len(x), rows)
-        self._grouped(
-            out.data_ptr(), flat.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), rows, x.shape[-1],
-            flat.stride(0), *self._facts, self._bits_of(x), DTYPES[x.dtype],
-        )  # fmt: skip
-        return out
-
-    def _bits_of(self, x: Tensor) -> int:
-        return 16 if x.dtype == torch.float32 else self.x_bits
-
-    def _rows_of(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return x as rows that the library can read."""
-        width = x.shape[-1]
-        self._fits(weight, width)
-        flat = x if x.dim() == 2 else x.reshape(-1, width)
-        return flat if flat.stride(1) == 1 or width < 2 else flat.contiguous()
-
-    def _fits(self, weight: Tensor, width: int) -> None:
-        if weight.shape[-1] != LANES * self.row_bytes(width):
-            raise ValueError(
-                f"numbers of width {width} do not fit a weight of {self.bits} bits with {weight.shape[-1]} bytes"
-            )
+    def _told(self, x: Tensor) -> tuple[int, ...]:
+        return (*self._facts, 16 if x.dtype == torch.float32 else self.x_bits, DTYPES[x.dtype])
 
 
 def row_bytes(width: int, bits: int, group: int, group_bytes: int = 2) -> int:

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from core_kernels.packed import LANES
-from core_kernels.pages import LargePages
 from core_kernels.row_ops import DTYPES
+from core_kernels.tiled import TiledOps
 
 Tensor = torch.Tensor
 
@@ -39,8 +38,8 @@ KINDS: Final = {
 """Those that are multiplied by as they are."""
 
 
-class SuperblockOps:
-    """Bound to a loaded library, for one kind of block. Safe to call from several threads.
+class SuperblockOps(TiledOps):
+    """For one kind of block.
 
     A product's row depends on its row of x alone. That is rounded to integers of `x_bits`: 16, which in bfloat16 loses next
     to nothing, or 8, with a scale for those inputs that share one of the weight (16 or 32), which is twice as fast with
@@ -51,17 +50,14 @@ class SuperblockOps:
         self.kind: Final = kind
         self.block: Final = KINDS[kind]
         self.x_bits: Final = x_bits
-        self._pages: Final = LargePages(library)
+        super().__init__(library, library.core_superblock_rows, (self.block.number,), kind)
         self._pack: Final = library.core_superblock_pack
-        self._unpack: Final = library.core_superblock_rows
         self._linear: Final = library.core_superblock_linear
         self._grouped: Final = library.core_superblock_grouped
 
     def empty(self, rows: int, width: int, count: int | None = None) -> Tensor:
         """Return memory for a weight [rows, width], or for `count` of them: the bytes of the file, for whole tiles."""
-        tiles, across = -(-rows // LANES), LANES * self.row_bytes(width)
-        shape = (tiles, across) if count is None else (count, tiles, across)
-        return self._pages.take((1 if count is None else count) * tiles * across).view(shape)
+        return self._take(rows, width, count)
 
     def row_bytes(self, width: int) -> int:
         """Return the bytes of a row. Raises `ValueError` for a width that is no number of whole blocks."""
@@ -81,17 +77,6 @@ class SuperblockOps:
         self._pack(
             weight.data_ptr(), tensor.data_ptr(), first, *tensor.shape[:2], tensor.stride(0), rows, self.block.number
         )
-
-    def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the rows [n, width] of numbers [n]. Raises `IndexError` for one that is none of `rows`."""
-        self._fits(weight, width)
-        ids = ids.contiguous()
-        out = torch.empty(len(ids), width, dtype=dtype)
-        if self._unpack(
-            out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows, self.block.number, DTYPES[dtype]
-        ):
-            raise IndexError(f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}")
-        return out
 
     def linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """Write x [n, width] @ weight.T to `out` [n, rows], whose rows may lie in a wider tensor."""
@@ -118,7 +103,3 @@ class SuperblockOps:
     def _readable(self, x: Tensor, weight: Tensor) -> Tensor:
         self._fits(weight, x.shape[1])
         return x if x.stride(1) == 1 else x.contiguous()
-
-    def _fits(self, weight: Tensor, width: int) -> None:
-        if weight.shape[-1] != LANES * self.row_bytes(width):
-            raise ValueError(f"{weight.shape[-1]} bytes a tile are no {self.kind} weight of width {width}")

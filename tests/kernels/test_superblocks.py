@@ -104,7 +104,9 @@ def test_as_many_bits_as_the_dtype_of_x_asks_for(isa: str, dtype: torch.dtype, b
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
-def test_groups_of_rows_multiply_by_their_own_weight_into_a_wider_tensor(isa: str, kind: str, dtype: torch.dtype) -> None:
+def test_groups_of_rows_multiply_by_their_own_weight_into_a_wider_tensor(
+    isa: str, kind: str, dtype: torch.dtype
+) -> None:
     ops = SuperblockOps(LIBRARY, kind)
     rows, width, counts = 40, 2 * ops.block.inputs, [3, 0, 90, 1]
     stored = [random_blocks(kind, rows, 2) for _ in counts]
@@ -150,7 +152,7 @@ def test_what_does_not_fit_is_refused() -> None:
     weight = ops.empty(16, 256)
     with pytest.raises(ValueError, match="whole Q4_K blocks of 256"):
         ops.empty(16, 300)
-    with pytest.raises(ValueError, match="no Q4_K weight of width 512"):
+    with pytest.raises(ValueError, match="no weight of Q4_K of width 512"):
         product(ops, torch.zeros(1, 512), weight, 16)
     with pytest.raises(ValueError, match="blocks have 144 bytes"):
         ops.pack(weight, 16, 0, torch.zeros(16, 1, 143, dtype=torch.uint8))

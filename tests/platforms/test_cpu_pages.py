@@ -48,7 +48,7 @@ def memories() -> list[torch.Tensor]:
 def test_what_is_ahead_is_taken_and_no_more(memories: list[torch.Tensor]) -> None:
     library = load_library()
     assert library is not None
-    ahead = TakenAhead(library, memories, 2 * 3 * STRIPE)
+    ahead = TakenAhead(library, memories, 2 * 3 * STRIPE, 0)
     for memory in memories:
         wait_until(lambda memory=memory: taken_bytes(memory) >= 3 * STRIPE)
         assert taken_bytes(memory) < 6 * STRIPE  # a large page may reach beyond
@@ -63,10 +63,20 @@ def test_what_is_ahead_is_taken_and_no_more(memories: list[torch.Tensor]) -> Non
         assert not memory[2 * STRIPE :].any()
 
 
+def test_an_idle_process_takes_more(memories: list[torch.Tensor]) -> None:
+    library = load_library()
+    assert library is not None
+    ahead = TakenAhead(library, memories, 2 * STRIPE, 2 * 6 * STRIPE)
+    while any(taken_bytes(memory) < 6 * STRIPE for memory in memories):
+        time.sleep(0.1)  # whoever looks all the time is not idle
+    assert max(map(taken_bytes, memories)) < 9 * STRIPE
+    del ahead
+
+
 def test_the_thread_lets_the_memory_go_with_its_owner(memories: list[torch.Tensor]) -> None:
     library = load_library()
     assert library is not None
-    ahead = TakenAhead(library, memories, STRIPE)
+    ahead = TakenAhead(library, memories, STRIPE, STRIPE)
     gone = weakref.ref(memories[0])
     memories.clear()
     assert gone() is not None
@@ -99,6 +109,6 @@ def test_a_process_ends_while_its_thread_works(tmp_path: Path) -> None:
         "from core_kernels.library import load_library\n"
         "from builtin_plugins.platforms.cpu.pages import TakenAhead\n"
         "memories = [torch.from_numpy(np.zeros(1 << 28, dtype=np.uint8)) for _ in range(4)]\n"
-        "ahead = TakenAhead(load_library(), memories, 1 << 30)\n"
+        "ahead = TakenAhead(load_library(), memories, 1 << 30, 1 << 30)\n"
     )
     subprocess.run([sys.executable, "-P", str(program)], check=True)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +23,9 @@ STRIPE: Final = 2 << 20
 """Bytes of each layer's cache that are taken together: a large page."""
 STEPS: Final = 16
 """After so many small steps it is looked whether more is needed; after each large one, too."""
+IDLE_S: Final = 0.25
+"""A process is idle that computed for less than `IDLE_SHARE` of such a time."""
+IDLE_SHARE: Final = 0.05
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 """See mallopt(3)."""
@@ -45,17 +49,24 @@ def keep_freed_pages() -> None:
 class TakenAhead:
     """Has a thread touch memory that will be needed soon, and not more: what nobody comes near stays the system's.
 
+    It goes some way ahead of what is used, and further while the process is idle, when that takes time from nobody.
+
     Blocks are used in their order, so what is used of each layer's memory is its beginning. A part is used when something in
     it is not zero. The thread ends with this object; before that nothing of the memory can go.
     """
 
-    def __init__(self, library: Library, memories: Sequence[torch.Tensor], ahead_bytes: int) -> None:
-        """`memories` are zero, bytes; `ahead_bytes` are taken of all of them together beyond what is used."""
+    def __init__(self, library: Library, memories: Sequence[torch.Tensor], ahead_bytes: int, idle_bytes: int) -> None:
+        """`memories` are zero, bytes.
+
+        Of all of them together `ahead_bytes` are taken beyond what is used, and `idle_bytes` in the end where the process
+        is idle.
+        """
         self._steps = 0
         self._wake: Final = threading.Event()
-        ahead = max(1, ahead_bytes // (STRIPE * max(1, len(memories))))
+        across = STRIPE * max(1, len(memories))
+        ahead, idle = (max(1, size // across) for size in (ahead_bytes, idle_bytes))
         ended = threading.Event()
-        given = (library, list(memories), ahead, self._wake, ended)
+        given = (library, list(memories), ahead, idle, self._wake, ended)
         thread = threading.Thread(target=_take, args=given, name="cache-pages", daemon=True)
         thread.start()
         weakref.finalize(self, _end, thread, ended, self._wake)
@@ -77,7 +88,12 @@ def _end(thread: threading.Thread, ended: threading.Event, wake: threading.Event
 
 
 def _take(
-    library: Library, memories: list[torch.Tensor], ahead: int, wake: threading.Event, ended: threading.Event
+    library: Library,
+    memories: list[torch.Tensor],
+    ahead: int,
+    idle: int,
+    wake: threading.Event,
+    ended: threading.Event,
 ) -> None:
     if sys.platform == "linux":  # where this is of a thread
         with suppress(OSError):
@@ -85,15 +101,19 @@ def _take(
     largest = max(memories, key=torch.Tensor.numel)
     used, taken, most = 0, 0, -(-largest.numel() // STRIPE)
     while taken < most:
-        wake.wait()
-        wake.clear()
-        if ended.is_set():
-            return
-        while used < taken and largest[used * STRIPE : (used + 1) * STRIPE].any():
-            used += 1
-        while taken < min(most, used + ahead) and not ended.is_set():
+        computed_s = time.process_time()
+        if wake.wait(IDLE_S if taken < used + idle else None):
+            wake.clear()
+            while used < taken and largest[used * STRIPE : (used + 1) * STRIPE].any():
+                used += 1
+            goal = used + ahead
+        else:
+            goal = taken + (time.process_time() - computed_s < IDLE_SHARE * IDLE_S)
+        while taken < min(most, goal) and not ended.is_set():
             for memory in memories:
                 part = memory[taken * STRIPE : (taken + 1) * STRIPE]
                 if not ended.is_set():
                     library.core_touch(part.data_ptr(), part.numel())
             taken += 1
+        if ended.is_set():
+            return

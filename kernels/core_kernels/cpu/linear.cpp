@@ -115,6 +115,30 @@ const T* panel_of(const Product& p, int64_t panel) {
     return static_cast<const T*>(p.weight) + panel * kPanel * units_of(p.in, each) * each;
 }
 
+// Where a panel stands among those that a worker multiplies by.
+struct Place {
+    bool cold;  // nobody has fetched it
+    bool more;  // the panel that lies behind it is the worker's next
+};
+
+// Goes through panels for one worker, with numbers up to `panels` for each part of the rows.
+class Walk {
+public:
+    Walk(Pieces& pieces, int64_t panels) : pieces_(pieces), panels_(panels) {}
+
+    bool next(int64_t* piece, Place* place) {
+        if (!pieces_.next(piece)) return false;
+        *place = {*piece != awaited_, pieces_.more() && (*piece + 1) % panels_ != 0};
+        awaited_ = place->more ? *piece + 1 : -1;
+        return true;
+    }
+
+private:
+    Pieces& pieces_;
+    const int64_t panels_;
+    int64_t awaited_ = -1;
+};
+
 #if defined(TILE_REGISTERS)
 // Up to R * 16 rows of x times one panel, C tiles at a time. The first C fetch what comes next.
 template <int R, int C>
@@ -142,7 +166,7 @@ void tiled_block(const Product& p, const BFloat16* weight, int64_t panel, int64_
 }
 
 // Rows [first, last) of x times one panel, 32 at a time, or sixteen where there are no more.
-void tiled_product(const Product& p, const BFloat16* weight, int64_t panel, int64_t first, int64_t last) {
+void tiled_product(const Product& p, const BFloat16* weight, int64_t panel, int64_t first, int64_t last, Place place) {
     constexpr int64_t most = 2 * kTileRows;
     const int64_t blocks = (last - first + most - 1) / most, unit = width_of(panel, p.out) * 4;
     const int64_t bytes = unit * units_of(p.in, 2);
@@ -152,7 +176,7 @@ void tiled_product(const Product& p, const BFloat16* weight, int64_t panel, int6
         const char* begin = reinterpret_cast<const char*>(weight);
         if (blocks == 1)
             ahead = {begin + kFetchAhead, unit};
-        else if (b < 4)
+        else if (b < 4 && place.more)
             ahead = {begin + bytes + b * (bytes / 4), unit / 4};
         rows > kTileRows ? tiled_block<2, 2>(p, weight, panel, from, rows, ahead)
                          : tiled_block<1, kTiles>(p, weight, panel, from, rows, ahead);
@@ -160,10 +184,13 @@ void tiled_product(const Product& p, const BFloat16* weight, int64_t panel, int6
 }
 #endif
 
-// What pass b of `blocks` over a panel fetches: alone what comes next in it, else its share of the next panel. Shares are
-// the same or twice as large, and all of them together the panel; of more than eight passes the first eight fetch.
-Ahead ahead_of(const char* panel, int64_t bytes, int64_t unit, int64_t b, int64_t blocks) {
-    if (blocks == 1) return {panel + kFetchAhead, unit};
+// What pass b of `blocks` over a panel fetches: alone, or first over a cold one, what comes next in it, else its share of the
+// next panel. Shares are the same or twice as large, and all of them together the panel; of more than eight passes the first
+// eight fetch.
+Ahead ahead_of(const char* panel, int64_t bytes, int64_t unit, int64_t b, int64_t blocks, Place place) {
+    if (blocks == 1 || (place.cold && b == 0)) return {panel + kFetchAhead, unit};
+    if (!place.more) return {};
+    if (place.cold) --b, --blocks;
     int64_t shares = 2;
     while (shares < blocks && shares < 8) shares *= 2;
     const int64_t larger = shares > blocks ? shares - blocks : 0, first = b < larger ? 2 * b : larger + b;
@@ -173,12 +200,12 @@ Ahead ahead_of(const char* panel, int64_t bytes, int64_t unit, int64_t b, int64_
 
 // Rows [first, last) of x times one panel. Rows are cut evenly, so that no block is left with one.
 template <typename T>
-void panel_product(const Product& p, const T* weight, int64_t panel, int64_t first, int64_t last) {
+void panel_product(const Product& p, const T* weight, int64_t panel, int64_t first, int64_t last, Place place) {
     constexpr int64_t each = Units<T>::kNumbers;
     const int64_t units = units_of(p.in, each), width = width_of(panel, p.out);
 #if defined(TILE_REGISTERS)
     if constexpr (kTiled<T>)
-        if (last - first >= kTiledRows) return tiled_product(p, weight, panel, first, last);
+        if (last - first >= kTiledRows) return tiled_product(p, weight, panel, first, last, place);
 #endif
     const T* bias = p.bias ? static_cast<const T*>(p.bias) + panel * kPanel : nullptr;
     const int64_t columns = p.out - panel * kPanel;
@@ -190,7 +217,8 @@ void panel_product(const Product& p, const T* weight, int64_t panel, int64_t fir
         with_rows<kRowsOf<T>>(to - from, [&](auto count) {
             constexpr int R = decltype(count)::value;
             if (width == kPanel && kAbreast == kTiles) {
-                const Ahead ahead = ahead_of(reinterpret_cast<const char*>(weight), bytes, bytes / units, b, blocks);
+                const char* begin = reinterpret_cast<const char*>(weight);
+                const Ahead ahead = ahead_of(begin, bytes, bytes / units, b, blocks, place);
                 block<T, R, kAbreast>(out, p.result_stride, x, p.x_stride, weight, kPanel * each, units, bias, columns, ahead);
                 return;
             }
@@ -207,10 +235,12 @@ void product(const Product& p) {
     const int64_t parts = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     share_out(panels * parts, p.rows * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
         const Flushed flushed;
-        for (int64_t i; pieces.next(&i);) {
+        Walk walk(pieces, panels);
+        Place place;
+        for (int64_t i; walk.next(&i, &place);) {
             const int64_t part = i / panels;
             const int64_t first = p.rows * part / parts, last = p.rows * (part + 1) / parts;
-            panel_product<T>(p, panel_of<T>(p, i % panels), i % panels, first, last);
+            panel_product<T>(p, panel_of<T>(p, i % panels), i % panels, first, last, place);
         }
     });
 }
@@ -229,7 +259,7 @@ void plain_product(const Product& p, Matrix weight) {
             own.rows = last - first;
             pack_panel(packed.get(), static_cast<const T*>(p.weight) + first * weight.row_stride, 0, 0, own.rows, own,
                        p.out - first);
-            panel_product<T>(p, packed.get(), i, 0, p.rows);
+            panel_product<T>(p, packed.get(), i, 0, p.rows, Place{false, false});
         }
     });
 }
@@ -250,9 +280,11 @@ void grouped(const Product& p, const int64_t* counts, int64_t groups) {
     }
     share_out(count * panels, at * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
         const Flushed flushed;
-        for (int64_t i; pieces.next(&i);) {
+        Walk walk(pieces, panels);
+        Place place;
+        for (int64_t i; walk.next(&i, &place);) {
             const Product& own = each[i / panels];
-            panel_product<T>(own, panel_of<T>(own, i % panels), i % panels, 0, own.rows);
+            panel_product<T>(own, panel_of<T>(own, i % panels), i % panels, 0, own.rows, place);
         }
     });
 }

@@ -383,7 +383,7 @@ void any_product(const Product& p, const int32_t* order, Rounding kept, int32_t 
     Rows rows = rows_for(p.rows, at, kept.x_bits);
     round_rows(rows, p, p.rows, dtype, order);
     with_both(kept, [&](auto code, auto form) {
-        multiply_panels(p, at.panels(), at.row_bytes(), [&] { return Worker<code(), form()>{Results(p, dtype), rows, at}; });
+        multiply_panels(p, at.panels(), [&] { return Worker<code(), form()>{Results(p, dtype), rows, at}; });
     });
 }
 

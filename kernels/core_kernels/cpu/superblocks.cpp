@@ -300,7 +300,7 @@ void any_product(const Product& p, Blocks blocks, int32_t dtype) {
         const Layout<Kind> at = {p.out, p.in};
         Rows rows = rows_for<bits()>(p.rows, p.rows, at);
         round_rows(rows, p, p.rows, dtype);
-        multiply_panels(p, at.panels(), at.row_bytes(), [&] { return Worker<Kind, bits()>(p, dtype, rows); });
+        multiply_panels(p, at.panels(), [&] { return Worker<Kind, bits()>(p, dtype, rows); });
     });
 }
 
