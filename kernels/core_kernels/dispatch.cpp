@@ -9,6 +9,7 @@
 #include "cpu/elementwise.h"
 #include "cpu/floats.h"
 #include "cpu/linear.h"
+#include "cpu/low_rank.h"
 #include "cpu/pool.h"
 #include "cpu/program.h"
 #include "cpu/quantized.h"
@@ -33,12 +34,13 @@ struct Variant {
     const QuantizedOps* quantized;
     const SuperblockOps* superblocks;
     const FloatOps* floats;
+    const LowRankOps* low_rank;
 };
 
 // `products` names the variant of what multiplies in tile registers, where there are such: nothing else differs.
 #define TABLES(isa, products)                                                                                     \
     &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products, &sampling_##isa, &quantized_##products, \
-        &superblocks_##isa, &floats_##products
+        &superblocks_##isa, &floats_##products, &low_rank_##isa
 
 #if defined(__x86_64__)
 // Whether tile registers are there but give other sums than they should: then they are not used.
@@ -95,7 +97,7 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Changes with any signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 6; }
+EXPORT int32_t core_kernels_abi() { return 7; }
 
 EXPORT const char* core_kernels_isa() { return chosen->name; }
 
@@ -234,16 +236,16 @@ EXPORT int32_t core_quantized_rows(void* out, const void* weight, const int64_t*
 // `order`, or null, names the number of x for each of a weight's row.
 EXPORT void core_quantized_linear(void* out, const void* x, const void* weight, const int32_t* order, int64_t rows,
                                   int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
-                                  int64_t halves, int64_t zeros, int32_t dtype) {
+                                  int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, order,
-                               {code, group, halves != 0, zeros != 0}, dtype);
+                               {code, group, halves != 0, zeros != 0, x_bits}, dtype);
 }
 
 EXPORT void core_quantized_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                    int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
-                                   int64_t halves, int64_t zeros, int32_t dtype) {
+                                   int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                               {code, group, halves != 0, zeros != 0}, dtype);
+                               {code, group, halves != 0, zeros != 0, x_bits}, dtype);
 }
 
 // Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on.
@@ -287,15 +289,24 @@ EXPORT int32_t core_superblock_rows(void* out, const void* weight, const int64_t
 }
 
 EXPORT void core_superblock_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                                   int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind, int32_t dtype) {
-    chosen->superblocks->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_stride}, kind, dtype);
+                                   int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind, int32_t x_bits,
+                                   int32_t dtype) {
+    chosen->superblocks->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_stride}, {kind, x_bits},
+                                 dtype);
 }
 
 EXPORT void core_superblock_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                     int64_t out_size, int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind,
-                                    int32_t dtype) {
+                                    int32_t x_bits, int32_t dtype) {
     chosen->superblocks->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_stride}, counts, groups,
-                                 kind, dtype);
+                                 {kind, x_bits}, dtype);
+}
+
+// Adds to out what the adapter of each row makes of x.
+EXPORT void core_low_rank(void* out, const void* x, const int32_t* adapters, const LowRank* table, int64_t num_adapters,
+                          int64_t rows, int64_t in_size, int64_t out_size, int64_t x_stride, int64_t out_stride,
+                          int32_t dtype) {
+    chosen->low_rank->add({out, x, adapters, table, num_adapters, rows, in_size, out_size, x_stride, out_stride}, dtype);
 }
 
 // Fills the step's `order` and `shared`, which all layers of a group read; before the first of them.
@@ -340,7 +351,8 @@ const Named callables[] = {
     NAMED(core_rms_norm), NAMED(core_add_rms_norm), NAMED(core_layer_norm), NAMED(core_gated),
     NAMED(core_rotary), NAMED(core_elementwise), NAMED(core_take_rows), NAMED(core_unpack), NAMED(core_linear),
     NAMED(core_plain_linear), NAMED(core_quantized_rows), NAMED(core_quantized_linear), NAMED(core_superblock_rows),
-    NAMED(core_superblock_linear), NAMED(core_floats_rows), NAMED(core_floats_linear), NAMED(core_paged_attention_again),
+    NAMED(core_superblock_linear), NAMED(core_floats_rows), NAMED(core_floats_linear), NAMED(core_low_rank),
+    NAMED(core_paged_attention_again),
 };
 
 }  // namespace
