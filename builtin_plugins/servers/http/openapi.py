@@ -82,7 +82,7 @@ def document(
 
 def _named_apart(bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return schemas by path, of which two that differ bear different titles: two groups of routes may have chosen one."""
-    first = {schema["title"]: schema for schema in reversed(bodies.values())}
+    first = {schema["title"]: schema for schema in reversed(list(bodies.values()))}
     return {
         path: schema if schema == first[schema["title"]] else {**schema, "title": "".join(re.findall(r"\w+", path))}
         for path, schema in bodies.items()
