@@ -14,7 +14,7 @@ from typing import Any
 from core.contracts import AdmissionExtension, Draft
 from core.plugin.blame import Blame
 from core.types.keywords import Names
-from core.types.outputs import check_filled
+from core.types.outputs import check_filled, joined
 
 Extensions = Sequence[tuple[Blame, AdmissionExtension]]
 
@@ -57,7 +57,7 @@ class Completion:
         shown: dict[str, Any] = {}
         for blame, finished in self._finishing:
             with blame:
-                shown |= finished(features)
+                shown = joined(shown, finished(features))
                 check_filled(shown)
         return shown
 

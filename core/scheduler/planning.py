@@ -103,6 +103,7 @@ class Planner:
         batch, extensions = self._batch, self._extensions
         changes = batch.prompts or batch.rows.num_leaving or self._ended or len(self._life.queue)
         if batch.quiet > 0 and not changes and not extensions.limiting:
+            self._running.rows = self._steady.index  # a plan that came to nothing may have left others
             again, counts, each = extensions.guesses(self._running) if extensions.guessing else None, [], 1
             if again is not None and (each := 1 + max(counts := again.tolist())) == 1:
                 again, counts = None, []
@@ -348,7 +349,7 @@ class Planner:
             if room < 0:
                 ends = (columns.last[here] <= behind).nonzero()[0].tolist()
         flight = self._issue(draft, steady, guesses, ends)
-        self._steady, self._running.rows, batch = steady, index, self._batch
+        self._steady, batch = steady, self._batch
         # So many tokens need nothing but what this step did: no more room, and nobody's last one.
         batch.quiet = room if len(index) == len(batch) else 0
         each = self._limits.max_num_batched_tokens, len(index) + self._kv.most_guesses

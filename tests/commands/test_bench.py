@@ -38,6 +38,25 @@ def test_help_lists_what_can_be_measured(capsys: Printed) -> None:
     assert all(f"  {name} " in printed for name in ("throughput", "latency", "serve", "startup", "step"))
 
 
+def test_throughput_tells_how_many_tokens_steps_with_guesses_bring(capsys: Printed) -> None:
+    guessing = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "adaptive": False})
+    sizes = [
+        "--num-prompts",
+        "2",
+        "--input-len",
+        "24",
+        "--output-len",
+        "40",
+        "--temperature",
+        "0",
+        "--num-warmups",
+        "0",
+    ]
+    options = ["--max-model-len", "256", "--log-level", "error", "--speculative-config", guessing]
+    assert main(["bench", "throughput", *sizes, *options]) == 0
+    assert "tokens of a step with guesses" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", words("throughput latency serve startup step"))
 def test_every_benchmark_has_help_with_its_own_flags(name: str, capsys: Printed) -> None:
     assert main(["bench", name, "--help"]) == 0

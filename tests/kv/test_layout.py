@@ -113,3 +113,15 @@ def test_the_override_counts_the_blocks_of_attention():
     layout = plan_layout(layers(FULL, STATE), memory_bytes=0, num_blocks=20, state_block_size=64, **LIMITS)
     assert [pool.num_blocks for pool in layout.pools] == [21, 33]
     assert plan_layout(layers(STATE), memory_bytes=0, num_blocks=20, **LIMITS).pools[0].num_blocks == 21
+
+
+def test_spare_states_are_paid_for_from_the_same_memory():
+    bare = plan_layout(layers(FULL, STATE, STATE), memory_bytes=2**20, **LIMITS)
+    spare = RecurrentState(STATE.parts, spare=12)
+    layout = plan_layout(layers(FULL, spare, spare), memory_bytes=2**20, **LIMITS)
+    state = next(index for index, group in enumerate(layout.groups) if isinstance(group.spec, RecurrentState))
+    pool = layout.groups[state].pool
+    assert layout.first_spare(state) == layout.pools[pool].num_blocks
+    taken = sum(p.num_blocks * p.block_bytes for p in layout.pools) + 12 * layout.pools[pool].block_bytes
+    assert taken <= 2**20
+    assert sum(p.num_blocks for p in layout.pools) < sum(p.num_blocks for p in bare.pools)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.nn.state import Run, plan_states, state_views
+from core.nn.state import Guesses, Run, plan_states, state_views
 from core.spec.kv import RecurrentState
 
 
@@ -108,6 +109,40 @@ def test_a_single_token_that_reads_what_another_single_token_completes_comes_aft
     tables = np.array([[1, 0], [1, 2]], dtype=np.int32)
     plan = plan_states(np.array([7, 8]), np.array([1, 1]), tables, 8)
     assert [run.writes.tolist() for run in plan.runs] == [[1], [2]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from([1, 3, 4, 64]),
+    rows=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5),
+)
+def test_what_holds_of_guesses_is_kept_and_nothing_else(size: int, rows: list[tuple[int, int, int]]) -> None:
+    """Each sequence knows some tokens and guesses some, of which some hold; then it goes on from those."""
+    fresh, caches = count(1), (torch.zeros(1000, dtype=torch.int64),)
+    starts = np.array([known - 1 for known, _, _ in rows])
+    guesses = np.array([guessed for _, guessed, _ in rows])
+    right = np.minimum(guesses, [holds for _, _, holds in rows])
+    prompts = [[7 * row + at * at for at in range(40)] for row in range(len(rows))]
+    width = -(-40 // size)
+    tables = np.array([[next(fresh) for _ in range(width)] for _ in rows], dtype=np.int32)
+
+    def step(first: Any, counts: Any, wanted: Guesses | None = None) -> list[int]:
+        fed = [t for p, a, n in zip(prompts, first, counts, strict=True) for t in p[a : a + n]]
+        plan = plan_states(first, counts, tables, size, guesses=wanted)
+        found = plan.compute(lambda run, x: follow(run, caches[0], x), torch.tensor(fed))
+        if wanted is not None:
+            plan.keep(torch.from_numpy(right + 1), caches)
+        return found.tolist()
+
+    for row in np.flatnonzero(starts):  # what is known before
+        plan = plan_states(np.array([0]), starts[row : row + 1], tables[row : row + 1], size)
+        plan.compute(lambda run, x: follow(run, caches[0], x), torch.tensor(prompts[row][: starts[row]]))
+    step(starts, guesses + 1, Guesses(range(len(rows)), guesses, 900))
+    ends = starts + 1 + right
+    assert step(ends, np.ones_like(ends)) == [expected(p)[end] for p, end in zip(prompts, ends, strict=True)]
+    for row, end in enumerate(ends):  # states at boundaries may be read by others
+        full = range(size - 1, end, size)
+        assert [int(caches[0][tables[row][at // size]]) for at in full] == [expected(prompts[row])[at] for at in full]
 
 
 def test_parts_of_a_state_lie_apart_in_every_block() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from core.api import DraftRow, EngineConfig, Entry, SpeculativeConfig, hookimpl
@@ -11,7 +12,10 @@ from core.api import DraftRow, EngineConfig, Entry, SpeculativeConfig, hookimpl
 
 @hookimpl
 def engine_speculators() -> list[Entry]:
-    return [Entry("oracle", f"{__name__}:Oracle", "knows the answers")]
+    return [
+        Entry("oracle", f"{__name__}:Oracle", "knows the answers"),
+        Entry("likely", f"{__name__}:Likely", "one of a few tokens"),
+    ]
 
 
 class Oracle:
@@ -34,3 +38,16 @@ class Oracle:
                 draft[wrong] = (draft[wrong] + 1) % 3
             drafts.append(draft)
         return drafts
+
+
+class Likely:
+    """Guesses one of a few tokens, `model` being their list, so that many guesses hold and many do not."""
+
+    finds = True
+
+    def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
+        self._tokens: list[int] = json.loads(settings.model)
+        self._random = Random(3)
+
+    def drafts(self, rows: list[DraftRow]) -> list[list[int]]:
+        return [self._random.choices(self._tokens, k=each.most) for each in rows]

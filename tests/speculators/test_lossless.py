@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mixed_requests import NGRAM, counted, open_llm, run
 from core import LLM, SamplingParams
 from core.api import StructuredOutputsParams
 
+DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model")
 HOSTILE = str(Path(__file__).parent / "hostile.py")
 WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -111,7 +113,53 @@ def test_grammars_hold_and_change_no_token() -> None:
             outputs = llm.generate([text] * len(schemas), params, use_tqdm=False)
             outcomes.append([(o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs])
     assert outcomes[0] == outcomes[1]
+    named = {name.split("_")[0] for output in outputs for name in output.counts}
+    assert {"constraint", "spec"} <= named, "each feature's counts are told"
     assert {reason for _, reason in outcomes[1]} == {"stop"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_a_hundred_schemas_hold(method: str) -> None:
+    pytest.importorskip("xgrammar")
+    kinds: list[dict[str, Any]] = [
+        {"enum": ["red", "green", "blue"]},
+        {"type": "boolean"},
+        {"enum": [1, 22, 333]},
+        {"type": "array", "items": {"enum": ["a", "bc"]}, "minItems": 1, "maxItems": 3},
+    ]
+    schemas = [
+        {
+            "type": "object",
+            "properties": {f"field_{i}_{at}": kinds[(i + at) % len(kinds)] for at in range(1 + i % 3)},
+            "required": [f"field_{i}_{at}" for at in range(1 + i % 3)],
+            "additionalProperties": False,
+        }
+        for i in range(100)
+    ]
+    own = NGRAM if method == "ngram" else {"model": DEMO, "num_speculative_tokens": 3, "adaptive": False}
+    params = [
+        SamplingParams(temperature=i % 2, seed=i, max_tokens=150, structured_outputs=StructuredOutputsParams(json=s))
+        for i, s in enumerate(schemas)
+    ]
+    prompts = [f"Answer in JSON: {json.dumps(dict.fromkeys(s['properties']))}" for s in schemas]
+    said = []
+    for speculative in (None, own):
+        with open_llm(speculative, max_num_seqs=16) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            said.append([(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs])
+    assert said[0] == said[1]
+    assert sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs) > 100
+    ended = [(schema, text) for schema, (text, reason) in zip(schemas, said[1], strict=True) if reason == "stop"]
+    assert len(ended) > 80, "a few go on with the blanks that JSON allows until their tokens are used up"
+    for schema, text in ended:
+        answer = json.loads(text)
+        assert sorted(answer) == sorted(schema["required"])
+        for name, value in answer.items():
+            kind = schema["properties"][name]
+            allowed = kind.get("enum", kind.get("items", {}).get("enum"))
+            values = value if isinstance(value, list) else [value]
+            assert all(each in allowed for each in values) if allowed else isinstance(value, bool)
 
 
 @pytest.mark.slow

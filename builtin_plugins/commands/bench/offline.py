@@ -68,3 +68,10 @@ def refuse_failures(outputs: Sequence[RequestOutput]) -> None:
 def generated(outputs: Sequence[RequestOutput]) -> int:
     """Return the number of generated tokens."""
     return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+
+
+def guessed(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
+    """Return the steps of requests in which tokens were guessed, and the guesses that held."""
+    names = ("spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
+    drafts, accepted = (int(sum(output.counts.get(name, 0) for output in outputs)) for name in names)
+    return drafts, accepted

@@ -12,6 +12,7 @@ from builtin_plugins.commands.bench.offline import (
     add_sampling,
     check_lengths,
     generated,
+    guessed,
     open_engine,
     refuse_failures,
     sampling,
@@ -33,6 +34,8 @@ from builtin_plugins.commands.bench.workload import Sample, add_dataset, check_d
 
 if TYPE_CHECKING:
     from core import LLM
+
+Measured = tuple[float, int, int, tuple[int, int]]
 
 
 class Throughput:
@@ -74,14 +77,14 @@ class Throughput:
         if args.plot is not None:
             rates = {
                 f"run {i + 1}": {"prompt": prompt / elapsed, "generated": output / elapsed}
-                for i, (elapsed, prompt, output) in enumerate(measured)
+                for i, (elapsed, prompt, output, _) in enumerate(measured)
             }
             plot_bars(args.plot, f"Throughput of {model}", "tokens a second", rates)
         return 0
 
 
-def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> tuple[float, int, int]:
-    """Return seconds, prompt tokens and generated tokens."""
+def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> Measured:
+    """Return seconds, prompt tokens, generated tokens, and what was guessed."""
     prompts: list[Any] = [
         sample.prompt if isinstance(sample.prompt, str) else {"prompt_token_ids": sample.prompt} for sample in samples
     ]
@@ -90,14 +93,17 @@ def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> tupl
     outputs = llm.generate(prompts, params)
     elapsed = time.perf_counter() - started
     refuse_failures(outputs)
-    return elapsed, sum(len(output.prompt_token_ids or ()) for output in outputs), generated(outputs)
+    prompt_tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
+    return elapsed, prompt_tokens, generated(outputs), guessed(outputs)
 
 
-def _result(measured: list[tuple[float, int, int]], args: argparse.Namespace) -> dict[str, Any]:
+def _result(measured: list[Measured], args: argparse.Namespace) -> dict[str, Any]:
     """Return the run of median total rate, and the times of all."""
-    elapsed, prompt, output = sorted(measured, key=lambda run: (run[1] + run[2]) / run[0])[len(measured) // 2]
+    elapsed, prompt, output, _ = sorted(measured, key=lambda run: (run[1] + run[2]) / run[0])[len(measured) // 2]
     times = [run[0] for run in measured]
+    drafts, accepted = (sum(run[3][part] for run in measured) for part in (0, 1))
     return {
+        **({"acceptance_length": 1 + accepted / drafts} if drafts else {}),
         "elapsed_time": elapsed,
         "num_requests": args.num_prompts,
         "total_num_tokens": prompt + output,
@@ -113,6 +119,7 @@ def _result(measured: list[tuple[float, int, int]], args: argparse.Namespace) ->
 
 def _show(result: dict[str, Any]) -> None:
     runs = len(result["elapsed_times"])
+    length = result.get("acceptance_length")
     title = f"Throughput of {result['model']}, {result['num_requests']} requests"
     print_table(
         title if runs == 1 else f"{title}, the median of {runs} runs",
@@ -123,6 +130,7 @@ def _show(result: dict[str, Any]) -> None:
             ("requests a second", f"{result['requests_per_second']:.2f}"),
             ("generated tokens a second", f"{result['output_tokens_per_second']:,.1f}"),
             ("tokens a second, prompts included", f"{result['tokens_per_second']:,.1f}"),
+            *([] if length is None else [("tokens of a step with guesses", f"{length:.2f}")]),
         ],
     )
     warn_if_busy(result["conditions"])

@@ -1,0 +1,96 @@
+"""What is sampled where tokens are guessed has the model's own distribution: 50,000 draws against what its logits say."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core import LLM, SamplingParams
+
+PLUGIN = str(Path(__file__).parent / "oracle.py")
+DRAWS, SIBLINGS = 50_000, 50
+LEAST_EXPECTED = 8.0
+WAYS: dict[str, dict[str, Any]] = {
+    "cool": {"temperature": 0.7},
+    "warm": {"temperature": 1.3},
+    "top-p": {"temperature": 1.0, "top_p": 0.9},
+    "min-p": {"temperature": 1.3, "min_p": 0.1},
+    "penalties": {"temperature": 1.0, "presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+}
+BASE: dict[str, Any] = {"max_num_seqs": 128, "max_model_len": 128, "dtype": "float32", "log_level": "error"}
+PROMPT = "Tell me a short story about"
+
+
+def distribution(logits: np.ndarray, prompt: list[int], output: list[int], way: dict[str, Any]) -> np.ndarray:
+    """Return what the next token is drawn from, as the parameters are defined."""
+    scores = logits.astype(np.float64).copy()
+    seen = np.zeros(len(scores))
+    for token in output:
+        seen[token] += 1
+    repeated = np.array(sorted({*prompt, *output}))
+    penalty = way.get("repetition_penalty", 1.0)
+    scores[repeated] = np.where(scores[repeated] > 0, scores[repeated] / penalty, scores[repeated] * penalty)
+    scores -= way.get("frequency_penalty", 0.0) * seen + way.get("presence_penalty", 0.0) * (seen > 0)
+    scores /= way["temperature"]
+    chances = np.exp(scores - scores.max())
+    chances /= chances.sum()
+    chances[chances < way.get("min_p", 0.0) * chances.max()] = 0.0
+    order = np.argsort(-chances)
+    before = np.cumsum(chances[order]) - chances[order]
+    chances[order[before >= way.get("top_p", 1.0)]] = 0.0
+    return chances / chances.sum()
+
+
+def check(counts: Counter[int], chances: np.ndarray) -> None:
+    """Assert that counts are such as the chances give, by chi-square; rare tokens are taken together."""
+    total = sum(counts.values())
+    found, expected = np.array([counts[token] for token in range(len(chances))]), total * chances
+    assert not found[chances == 0].any(), "a token was drawn that has no chance"
+    often = expected >= LEAST_EXPECTED
+    bins = [(found[often], expected[often]), (found[~often].sum(keepdims=True), expected[~often].sum(keepdims=True))]
+    seen, wanted = (np.concatenate(parts) for parts in zip(*bins, strict=True))
+    seen, wanted = seen[wanted > 0.5], wanted[wanted > 0.5]
+    if len(wanted) > 1:
+        statistic = float(((seen - wanted) ** 2 / wanted).sum())
+        degrees = torch.tensor((len(wanted) - 1) / 2)
+        chance = float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2)))
+        assert chance > 1e-4, (statistic, len(wanted))
+
+
+def logits_behind(llm: LLM, tokens: list[int]) -> np.ndarray:
+    """Return the model's logits for the token behind these; their absolute height is known to penalties."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+    output = llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)[0].outputs[0]
+    entries = output.logprobs[0]  # type: ignore[index]
+    return np.array([entries[token].logprob for token in range(len(entries))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_draws_have_the_models_distribution(way: str) -> None:
+    with LLM(**BASE, logprobs_mode="raw_logits", max_logprobs=-1) as plain:
+        prompt = plain.get_tokenizer().encode(PROMPT)
+        first = distribution(logits_behind(plain, prompt), prompt, [], WAYS[way])
+        likely = [int(token) for token in np.argsort(-first)[:4]]
+        second = distribution(logits_behind(plain, [*prompt, likely[0]]), prompt, [likely[0]], WAYS[way])
+        behind = int(np.argmax(second))
+        third = distribution(logits_behind(plain, [*prompt, likely[0], behind]), prompt, [likely[0], behind], WAYS[way])
+    tokens = [int(token) for token in (*np.argsort(-second)[:2], *np.argsort(-third)[:2])]
+    config = {"method": "likely", "model": json.dumps(tokens), "num_speculative_tokens": 2, "adaptive": False}
+    params = SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False, n=SIBLINGS, **WAYS[way])
+    with LLM(**BASE, speculative_config=config, plugins=[PLUGIN]) as llm:
+        jobs = [{"prompt_token_ids": prompt}] * (DRAWS // SIBLINGS)
+        outputs = llm.generate(jobs, params, use_tqdm=False)
+    drawn = [tuple(each.token_ids) for output in outputs for each in output.outputs]
+    assert len(drawn) == DRAWS
+    right = sum(output.counts["spec_decode_num_accepted_tokens"] for output in outputs)
+    assert right > 0.02 * DRAWS
+    check(Counter(each[0] for each in drawn), first)
+    check(Counter(each[1] for each in drawn if each[0] == likely[0]), second)
+    check(Counter(each[2] for each in drawn if each[:2] == (likely[0], behind)), third)
