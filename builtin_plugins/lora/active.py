@@ -7,51 +7,97 @@ from typing import Any
 
 import numpy as np
 import torch
+from core_kernels.low_rank import LowRankLayer, LowRankOps, LowRankTable
 
 from builtin_plugins.lora.deltas import Delta
 
 Tensor = torch.Tensor
+ROOM = 1024
+"""Tokens, at first."""
 
 
 class Active:
-    """The tokens of one step by slot."""
+    """The slots of one step's tokens."""
 
-    def __init__(self) -> None:
-        self.slots: tuple[int, ...] = ()
-        """Those that tokens of the step are of."""
-        self._of_token: Tensor = torch.empty(0, dtype=torch.int64)
-        self._places: dict[int, Tensor | None] = {}
-        """Of the step's tokens; None: all are of one slot."""
+    def __init__(self, kernel: LowRankOps | None, dtype: torch.dtype, device: str, num_slots: int) -> None:
+        """`dtype`: of adapters; `kernel` takes packed ones, where there is one."""
+        self._kernel, self._dtype, self._device = kernel, dtype, device
+        self.num_slots = num_slots
+        self.moves = 0
+        """How often what the kernel reads of a step has got another place."""
+        self._of_token: Tensor = torch.empty(ROOM, dtype=torch.int32)
+        self._num_tokens = 0
+        self._places: list[tuple[int, Tensor | None]] | None = None
+        """Of the step's tokens by slot, once somebody has asked; None in place of places: all are of one slot."""
 
-    def set(self, slot_of_row: Sequence[int], counts: Sequence[int], device: str) -> None:
+    def set(self, slot_of_row: Sequence[int], counts: Sequence[int]) -> None:
         """Take note of a step's tokens."""
-        of_token = np.repeat(np.asarray(slot_of_row, dtype=np.int64), np.asarray(counts, dtype=np.int64))
-        self.slots = tuple(int(slot) for slot in np.unique(of_token) if slot >= 0)
-        self._of_token = torch.from_numpy(of_token).to(device, non_blocking=True)
-        if self.slots and (of_token == self.slots[0]).all():
-            self._places = {self.slots[0]: None}
-            return
-        self._places = {
-            slot: torch.from_numpy(np.flatnonzero(of_token == slot)).to(device, non_blocking=True)
-            for slot in self.slots
-        }
+        of_token = np.repeat(np.asarray(slot_of_row, dtype=np.int32), np.asarray(counts, dtype=np.int64))
+        self._num_tokens, self._places = len(of_token), None
+        if len(of_token) > len(self._of_token):
+            self._of_token = torch.empty(2 * len(of_token), dtype=torch.int32)
+            self.moves += 1
+        self._of_token[: len(of_token)] = torch.from_numpy(of_token)
 
     def places(self, tokens: Tensor | slice | None) -> list[tuple[int, Tensor | None]]:
         """Return, for each slot, where among these tokens its own are; None: they all are."""
         if tokens is None:
-            return list(self._places.items())
-        of_token = self._of_token[tokens]
-        found = [(slot, (of_token == slot).nonzero()[:, 0]) for slot in self.slots]
-        return [(slot, own) for slot, own in found if len(own)]
+            if self._places is None:
+                self._places = self._find(self._of_token[: self._num_tokens])
+            return self._places
+        return self._find(self._chosen(tokens))
+
+    def _find(self, of_token: Tensor) -> list[tuple[int, Tensor | None]]:
+        numbers = of_token.numpy()
+        slots = [int(slot) for slot in np.unique(numbers) if slot >= 0]
+        if slots and (numbers == slots[0]).all():
+            return [(slots[0], None)]
+        return [(s, torch.from_numpy(np.flatnonzero(numbers == s)).to(self._device, non_blocking=True)) for s in slots]
+
+    def _chosen(self, tokens: Tensor | slice) -> Tensor:
+        where = tokens if isinstance(tokens, slice) else tokens.to(self._of_token.device)
+        return self._of_token[: self._num_tokens][where].contiguous()
+
+    def add_packed(self, table: LowRankTable, x: Tensor, out: Tensor, tokens: Tensor | slice | None) -> None:
+        """Add to out [n, columns] what the packed adapter of each row makes of x [n, inputs]."""
+        assert self._kernel is not None, "without it nothing is packed"
+        adapters = self._of_token
+        if tokens is not None:
+            self._kernel.refuse("adapters are of chosen tokens")
+            adapters = self._chosen(tokens)
+        if x.dtype is out.dtype is self._dtype and x.stride(1) == out.stride(1) == 1:
+            self._kernel.add(out, x, adapters, table)
+            return
+        self._kernel.refuse("adapters have another dtype than their layer")
+        more = torch.zeros(out.shape, dtype=self._dtype)
+        self._kernel.add(more, x.to(self._dtype).contiguous(), adapters, table)
+        out += more
 
 
 class Handler:
-    """The adapter of one module: each row gets what its own adapter adds."""
+    """The adapters of one module: each row gets what its own adapter adds."""
 
     def __init__(self, active: Active) -> None:
         self._active = active
-        self.deltas: dict[int, Delta] = {}
-        """By slot."""
+        self._table: LowRankTable | None = None
+        self._deltas: dict[int, Delta] = {}
+        """By slot: what is left to torch."""
+
+    def put(self, slot: int, delta: Delta) -> None:
+        """Set what torch is to add for the adapter in a slot."""
+        self._deltas[slot] = delta
+
+    def put_packed(self, slot: int, layer: LowRankLayer) -> None:
+        """Set what the kernel is to add."""
+        if self._table is None:
+            self._table = LowRankTable(self._active.num_slots)
+        self._table.put(slot, layer)
+
+    def leave(self, slot: int) -> None:
+        """Take it out."""
+        self._deltas.pop(slot, None)
+        if self._table is not None:
+            self._table.put(slot, None)
 
     def __call__(self, layer: Any, *given: Any) -> Tensor:
         """Return the changed product; what is given is as `Adapter`, `VocabAdapter`, `ExpertsAdapter` or `HeadsAdapter` say."""
@@ -64,16 +110,25 @@ class Handler:
             x, out, *rest = given
             tokens = rest[0] if rest else None
         flat, product = _by_token(x, out, more)
+        if self._table is not None:
+            self._active.add_packed(self._table, flat, product, tokens)
+        if self._deltas:
+            product = self._add_plain(layer, flat, product, tokens, more)
+        return product.view(out.shape)
+
+    def _add_plain(
+        self, layer: Any, x: Tensor, product: Tensor, tokens: Tensor | slice | None, more: tuple[Any, ...]
+    ) -> Tensor:
         for slot, own in self._active.places(tokens):
-            delta = self.deltas.get(slot)
+            delta = self._deltas.get(slot)
             if delta is None:
                 continue
             if own is None:
-                product = delta.add(layer, flat, product, *more)
+                product = delta.add(layer, x, product, *more)
             else:
                 mine = tuple(each[own] if isinstance(each, Tensor) else each for each in more)
-                product[own] = delta.add(layer, flat[own], product[own], *mine)
-        return product.view(out.shape)
+                product[own] = delta.add(layer, x[own], product[own], *mine)
+        return product
 
 
 def _by_token(x: Tensor, out: Tensor, more: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from core_kernels.low_rank import LowRankLayer, LowRankOps
 from torch import nn
 
 from builtin_plugins.lora.deltas import (
@@ -21,6 +22,7 @@ from builtin_plugins.lora.deltas import (
     VocabDelta,
 )
 from builtin_plugins.lora.names import meaning
+from builtin_plugins.lora.packing import pack
 from builtin_plugins.lora.peft import PeftConfig
 from builtin_plugins.lora.places import Place, Places
 from builtin_plugins.lora.stored import AdapterFiles, BadAdapter, Bits
@@ -44,23 +46,38 @@ _DTYPES: Final[Mapping[str, tuple[type[np.generic], torch.dtype]]] = {
 class Built:
     """An adapter, ready for one rank's modules."""
 
+    packed: dict[nn.Module, LowRankLayer] = field(default_factory=dict)
+    """What the kernel adds."""
     deltas: dict[nn.Module, Delta] = field(default_factory=dict)
+    """What torch adds."""
     unplaced: list[str] = field(default_factory=list)
     """Tensors that found no place here; another stage of a pipeline may have it."""
 
     @property
     def num_bytes(self) -> int:
         """Of all that is kept."""
-        return sum(tensor.nbytes for delta in self.deltas.values() for tensor in delta.tensors)
+        packed = sum(
+            layer.memory.nbytes + (0 if layer.bias is None else layer.bias.nbytes) for layer in self.packed.values()
+        )
+        return packed + sum(tensor.nbytes for delta in self.deltas.values() for tensor in delta.tensors)
 
 
 class Builder:
     """Builds adapters for one rank of a model."""
 
     def __init__(
-        self, places: Places, group: ParallelGroup, dtype: torch.dtype, device: str, *, max_rank: int, sharded: bool
+        self,
+        places: Places,
+        group: ParallelGroup,
+        dtype: torch.dtype,
+        device: str,
+        kernel: LowRankOps | None,
+        *,
+        max_rank: int,
+        sharded: bool,
     ) -> None:
         """`sharded`: ranks share out both factors of split layers, and not only the one that follows the weight."""
+        self._kernel = kernel
         self._places, self._group, self._dtype, self._device = places, group, dtype, device
         self._max_rank, self._sharded = max_rank, sharded
 
@@ -85,6 +102,9 @@ class Builder:
             elif not self._put_together(built, module, found, config):
                 built.unplaced += [name for name, _ in found.values()]
         _check_complete(config, placed, self._places)
+        if self._kernel is not None:
+            built.packed = pack(self._kernel, built.deltas, self._dtype)
+            built.deltas = {module: delta for module, delta in built.deltas.items() if module not in built.packed}
         for delta in built.deltas.values():
             if isinstance(delta, LinearDelta):
                 delta.finish()
@@ -122,8 +142,8 @@ class Builder:
         if own.has_factors:
             a, b = own.factors((part.in_features,), (part.out_features,), self._max_rank)
             a, b = part.columns(a, -1), part.rows(b, -2)
-            if self._sharded and group.size > 1 and (cuts_columns or cuts_rows):
-                delta.group, delta.gathers = group, cuts_rows
+            shared = self._sharded and group.size > 1 and (cuts_columns or cuts_rows)
+            if shared:
                 rank = -(-len(a) // group.size) * group.size  # filled up with zeros, which add nothing
                 a, b = _widened(a, rank, 0), _widened(b, rank, 1)
                 rows = place.rows
@@ -133,7 +153,8 @@ class Builder:
                     b, rows = self._share_of_rows(b, rows)
             else:
                 rows = place.rows
-            delta.parts.append(Factors(rows, self._kept(a), self._kept(b, own.scale)))
+            met = (group, cuts_rows) if shared else (None, False)
+            delta.parts.append(Factors(rows, self._kept(a), self._kept(b, own.scale), *met))
         for role, scale in (("bias", 1.0), ("added bias", own.scale)):
             if role in own.roles and not (cuts_columns and group.rank):  # it is added once, before ranks are summed
                 self._add_bias(delta, place, own, role, scale)

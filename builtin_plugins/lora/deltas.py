@@ -33,6 +33,17 @@ class Factors:
     """[rank, inputs]"""
     b: Tensor
     """[rows, rank], scaled."""
+    group: ParallelGroup | None = None
+    """Set where ranks share out both factors: they put together, or sum, what is between them."""
+    gathers: bool = False
+    """The ranks' first factors have a share of the rank each; else their second ones a share of the rows."""
+
+    def between(self, x: Tensor) -> Tensor:
+        """Return x @ a.T, of all ranks together."""
+        narrow = x @ self.a.T
+        if self.group is None:
+            return narrow
+        return self.group.all_gather(narrow.contiguous()) if self.gathers else self.group.all_reduce(narrow)
 
 
 @dataclass(slots=True)
@@ -42,16 +53,12 @@ class LinearDelta:
     parts: list[Factors] = field(default_factory=list)
     bias: Tensor | None = None
     """[out]: what is added to every row."""
-    group: ParallelGroup | None = None
-    """Set where ranks share out both factors: they put together, or sum, what is between them."""
-    gathers: bool = False
-    """The ranks' first factors have a share of the rank each; else their second ones a share of the rows."""
     stacked: Tensor | None = None
     """[all parts' ranks, inputs]: x is read once for all parts."""
 
     def finish(self) -> None:
         """Lay the first factors of all parts behind each other."""
-        if self.parts and self.group is None:
+        if self.parts and all(part.group is None for part in self.parts):
             self.stacked = torch.cat([part.a for part in self.parts])
             at = 0
             for index, part in enumerate(self.parts):
@@ -72,16 +79,12 @@ class LinearDelta:
         at = 0
         for part in self.parts:
             if between is None:
-                narrow = self._between(x @ part.a.T)
+                narrow = part.between(x)
             else:
                 narrow = between[:, at : at + len(part.a)]
                 at += len(part.a)
             out[:, part.rows] += (narrow @ part.b.T).to(out.dtype)
         return out if self.bias is None else out.add_(self.bias)
-
-    def _between(self, narrow: Tensor) -> Tensor:
-        assert self.group is not None, "alone there is nothing to put together"
-        return self.group.all_gather(narrow.contiguous()) if self.gathers else self.group.all_reduce(narrow)
 
 
 @dataclass(slots=True)

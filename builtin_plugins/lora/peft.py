@@ -58,6 +58,8 @@ _REFUSED: Final[Mapping[str, str]] = {
     "megatron_config": "it is split for Megatron",
     "velora_config": "it is stored in another form",
 }
+LARGEST: Final = 1e30
+"""Of a scale: what is larger is no finite number once it is multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class PeftConfig:
             alpha_pattern={name: _number("alpha_pattern", a) for name, a in _pattern(config, "alpha_pattern").items()},
             targets=targets if isinstance(targets, str) else _texts("target_modules", targets),
             modules_to_save=_texts("modules_to_save", saved),
-            layers=None if layers is None else tuple([layers] if isinstance(layers, int) else map(int, layers)),
+            layers=None if layers is None else _layers(layers),
             bias=bias,
             base_model=str(config.get("base_model_name_or_path") or ""),
             ties=bool(config.get("ensure_weight_tying")),
@@ -167,9 +169,16 @@ def _rank(key: str, value: Any) -> int:
 
 
 def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST:
         raise BadAdapter(f"{key} is {value!r:.50}; it must be a number.")
     return float(value)
+
+
+def _layers(value: Any) -> tuple[int, ...]:
+    listed = [value] if type(value) is int else value
+    if not isinstance(listed, list) or not all(type(each) is int for each in listed):
+        raise BadAdapter(f"layers_to_transform must be a list of numbers, not {value!r:.50}.")
+    return tuple(listed)
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from core_kernels.low_rank import padded
 
 from builtin_plugins.lora.places import Place, Places
 from core.nn.embedding import Embedding, Head
@@ -27,5 +28,5 @@ def adapter_bytes(places: Places, rank: int, dtype: torch.dtype) -> int:
 
 def _numbers(place: Place, rank: int) -> int:
     columns = place.part.columns_in
-    each: int = columns.stop - columns.start + place.rows.stop - place.rows.start
+    each: int = padded(columns.stop - columns.start) + padded(place.rows.stop - place.rows.start)
     return max(1, place.part.num_experts) * rank * each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,9 @@ import torch
 
 from builtin_plugins.lora.active import Active, Handler
 from builtin_plugins.lora.building import Builder, Built
+from builtin_plugins.lora.deltas import Delta
 from builtin_plugins.lora.messages import News, Told, Wanted
+from builtin_plugins.lora.packing import kernel_for
 from builtin_plugins.lora.places import Places
 from builtin_plugins.lora.settings import NAME, Settings
 from builtin_plugins.lora.sizes import adapter_bytes
@@ -21,6 +24,7 @@ from builtin_plugins.lora.stored import AdapterFiles, BadAdapter, Bits
 from core.api import EngineConfig, ForwardBatch, ModelError
 from core.contracts.memory import Memory
 from core.contracts.scheduling import LoadedParts, WorkerParts
+from core.nn.embedding import Head
 
 _decode = msgspec.msgpack.Decoder(News).decode
 _wanted = msgspec.msgpack.Decoder(Wanted).decode
@@ -39,27 +43,32 @@ class Deltas:
         self._held: dict[bytes, Built] = {}
         self._reading: set[bytes] = set()
         self._lock = threading.Lock()
-        self._active = Active()
         self._handlers: dict[torch.nn.Module, Handler] = {}
         self._in_slot: list[Built | None] = [None] * settings.max_loras
         self._set: set[torch.nn.Module] = set()
         """Modules whose adapter is set."""
         self._set_for: tuple[int, ...] = ()
+        """Slots whose adapters torch computes, of the step before."""
+        self._packed: set[torch.nn.Module] = set()
+        """Modules that an adapter was packed for: once set they stay, so that steps with adapters are alike."""
         self._loader = ThreadPoolExecutor(1, "lora", initializer=_step_aside)
 
     def loaded(self, parts: LoadedParts) -> list[Any]:
         """Find the places of the model. Raises `ModelError` for one without any."""
         self._places = places_of(parts.model)
         self._dtype = dtype_of(self._settings, parts.context.dtype)
+        device = parts.context.device
+        kernel = kernel_for(self._dtype, device)
+        self._active = Active(kernel, self._dtype, device, self._settings.max_loras)
         self._builder = Builder(
             self._places,
             parts.context.group,
             self._dtype,
-            parts.context.device,
+            device,
+            kernel,
             max_rank=self._settings.max_rank,
             sharded=self._settings.fully_sharded,
         )
-        self._device = parts.context.device
         return []
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
@@ -121,12 +130,18 @@ class Deltas:
 
     def _put(self, slot: int, built: Built) -> None:
         before = self._in_slot[slot]
-        for module in before.deltas if before is not None else ():
-            self._handlers[module].deltas.pop(slot, None)
+        for module in (*before.packed, *before.deltas) if before is not None else ():
+            self._handlers[module].leave(slot)
+        for module, layer in built.packed.items():
+            self._handler(module).put_packed(slot, layer)
         for module, delta in built.deltas.items():
-            self._handlers.setdefault(module, Handler(self._active)).deltas[slot] = delta
+            self._handler(module).put(slot, delta)
         self._in_slot[slot] = built
+        self._packed |= built.packed.keys()
         self._set_for = (-1,)  # whatever is set may be of what was there before
+
+    def _handler(self, module: torch.nn.Module) -> Handler:
+        return self._handlers.setdefault(module, Handler(self._active))
 
     def _load(self, wanted: Wanted) -> None:
         """Read an adapter, in the thread beside the steps, and tell how it went."""
@@ -163,21 +178,29 @@ class Deltas:
         slots = [self._slot_of_row[row] if row < len(self._slot_of_row) else -1 for row in batch.rows]
         if max(slots, default=-1) < 0:
             if self._set:
-                self._set_adapters(())
+                self._set_adapters(set())
             return
-        self._active.set(slots, batch.counts, self._device)
-        batch.adapted = True
-        if self._active.slots != self._set_for:
-            self._set_adapters(self._active.slots)
+        self._active.set(slots, batch.counts)
+        plain = tuple(sorted(slot for slot in {*slots} - {-1} if self._deltas_of(slot)))
+        torch_does = set[torch.nn.Module]().union(*(self._deltas_of(slot) for slot in plain))
+        if plain != self._set_for or not self._set:
+            self._set_adapters(self._packed | torch_does)
+            self._set_for = plain
+        if all(isinstance(module, Head) for module in torch_does):  # it is called behind the model
+            batch.adapter_set = 1 + len(self._packed) + self._active.moves
+        else:
+            batch.adapted = True
 
-    def _set_adapters(self, slots: tuple[int, ...]) -> None:
-        built = [found for slot in slots if (found := self._in_slot[slot]) is not None]
-        wanted = {module for each in built for module in each.deltas}
+    def _deltas_of(self, slot: int) -> Mapping[torch.nn.Module, Delta]:
+        built = self._in_slot[slot]
+        return built.deltas if built is not None else {}
+
+    def _set_adapters(self, wanted: set[torch.nn.Module]) -> None:
         for module in self._set - wanted:
             module.adapter = None  # type: ignore[assignment]
         for module in wanted - self._set:
             module.adapter = self._handlers[module]  # type: ignore[assignment]
-        self._set, self._set_for = wanted, slots
+        self._set = wanted
 
     def close(self) -> None:
         """End the thread that reads."""

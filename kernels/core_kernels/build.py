@@ -32,7 +32,7 @@ VARIANTS: Final = {
 }
 PRODUCTS: Final = ("cpu/linear", "cpu/quantized", "cpu/floats", "cpu/attention")
 """Compiled once per variant."""
-SOURCES: Final = (*PRODUCTS, "cpu/superblocks", "row_ops", "cpu/elementwise", "cpu/sampling")
+SOURCES: Final = (*PRODUCTS, "cpu/superblocks", "cpu/low_rank", "row_ops", "cpu/elementwise", "cpu/sampling")
 """Compiled once per variant, but those of `amx`: tile registers do nothing for what multiplies nothing."""
 ONCE: Final = ("dispatch", "cpu/pool", "cpu/sharing", "cpu/tile_check")
 TIMEOUT_S: Final = 1800

@@ -9,6 +9,7 @@
 #include "cpu/elementwise.h"
 #include "cpu/floats.h"
 #include "cpu/linear.h"
+#include "cpu/low_rank.h"
 #include "cpu/pool.h"
 #include "cpu/program.h"
 #include "cpu/quantized.h"
@@ -33,12 +34,13 @@ struct Variant {
     const QuantizedOps* quantized;
     const SuperblockOps* superblocks;
     const FloatOps* floats;
+    const LowRankOps* low_rank;
 };
 
 // `products` names the variant of what multiplies in tile registers, where there are such: nothing else differs.
 #define TABLES(isa, products)                                                                                     \
     &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products, &sampling_##isa, &quantized_##products, \
-        &superblocks_##isa, &floats_##products
+        &superblocks_##isa, &floats_##products, &low_rank_##isa
 
 #if defined(__x86_64__)
 // Whether tile registers are there but give other sums than they should: then they are not used.
@@ -95,7 +97,7 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Changes with any signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 6; }
+EXPORT int32_t core_kernels_abi() { return 7; }
 
 EXPORT const char* core_kernels_isa() { return chosen->name; }
 
@@ -300,6 +302,13 @@ EXPORT void core_superblock_grouped(void* out, const void* x, const void* weight
                                  {kind, x_bits}, dtype);
 }
 
+// Adds to out what the adapter of each row makes of x.
+EXPORT void core_low_rank(void* out, const void* x, const int32_t* adapters, const LowRank* table, int64_t num_adapters,
+                          int64_t rows, int64_t in_size, int64_t out_size, int64_t x_stride, int64_t out_stride,
+                          int32_t dtype) {
+    chosen->low_rank->add({out, x, adapters, table, num_adapters, rows, in_size, out_size, x_stride, out_stride}, dtype);
+}
+
 // Fills the step's `order` and `shared`, which all layers of a group read; before the first of them.
 EXPORT void core_plan_attention(const PagedAttention* step, int64_t* order, int64_t* shared) {
     find_shared(order, shared, step->tables, step->lengths, step->sequences, step->table_stride, step->block_size);
@@ -342,7 +351,8 @@ const Named callables[] = {
     NAMED(core_rms_norm), NAMED(core_add_rms_norm), NAMED(core_layer_norm), NAMED(core_gated),
     NAMED(core_rotary), NAMED(core_elementwise), NAMED(core_take_rows), NAMED(core_unpack), NAMED(core_linear),
     NAMED(core_plain_linear), NAMED(core_quantized_rows), NAMED(core_quantized_linear), NAMED(core_superblock_rows),
-    NAMED(core_superblock_linear), NAMED(core_floats_rows), NAMED(core_floats_linear), NAMED(core_paged_attention_again),
+    NAMED(core_superblock_linear), NAMED(core_floats_rows), NAMED(core_floats_linear), NAMED(core_low_rank),
+    NAMED(core_paged_attention_again),
 };
 
 }  // namespace

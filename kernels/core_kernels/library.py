@@ -16,7 +16,7 @@ from core_kernels.build import FOLDER, LIBRARY_NAME, compile_library, source_has
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 6
+ABI: Final = 7
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
@@ -47,6 +47,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_superblock_rows": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I32, _I32),
     "core_superblock_linear": (_PTR, _PTR, _PTR, *[_I64] * 5, _I32, _I32, _I32),
     "core_superblock_grouped": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 5, _I32, _I32, _I32),
+    "core_low_rank": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 6, _I32),
     "core_plan_attention": (_PTR, _PTR, _PTR),
     "core_paged_attention": (_PTR,),
     "core_paged_attention_again": (_PTR, _PTR),
@@ -74,6 +75,9 @@ class Listener(Protocol):
 
     def called(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Take note of a call that has been made."""
+
+    def refuse(self, reason: str) -> None:
+        """Take note that what is done now cannot be done again."""
 
 
 class Library(ctypes.CDLL):

@@ -17,7 +17,7 @@ class LargePages:
     """Bound to a loaded library; for one thread at a time. Memory goes back when all that lies in its chunk is let go."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._large_pages: Final = library.core_large_pages
+        self._library: Final = library
         self._chunk = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def take(self, num_bytes: int) -> torch.Tensor:
@@ -26,12 +26,14 @@ class LargePages:
         if not probe.is_cpu:  # a plan counts bytes on the device "meta"
             return probe.new_empty(num_bytes)
         if num_bytes > self._chunk.numel():
-            self._chunk = self._new(max(CHUNK, -(-num_bytes // LARGE_PAGE) * LARGE_PAGE))
+            self._chunk = take_large(self._library, max(CHUNK, -(-num_bytes // LARGE_PAGE) * LARGE_PAGE))
         taken, self._chunk = self._chunk[:num_bytes], self._chunk[-(-num_bytes // LINE) * LINE :]
         return taken
 
-    def _new(self, num_bytes: int) -> torch.Tensor:
-        memory = torch.empty(num_bytes + LARGE_PAGE, dtype=torch.uint8)
-        start = -memory.data_ptr() % LARGE_PAGE
-        self._large_pages(memory.data_ptr() + start, num_bytes)
-        return memory[start : start + num_bytes]
+
+def take_large(library: ctypes.CDLL, num_bytes: int) -> torch.Tensor:
+    """Return so many bytes, uninitialised, for which large pages are asked as far as they fill any."""
+    memory = torch.empty(num_bytes + LARGE_PAGE, dtype=torch.uint8)
+    start = -memory.data_ptr() % LARGE_PAGE
+    library.core_large_pages(memory.data_ptr() + start, num_bytes // LARGE_PAGE * LARGE_PAGE)
+    return memory[start : start + num_bytes]

@@ -24,6 +24,7 @@ ARCHITECTURES = (
     "Mamba2ForCausalLM",
     "JambaForCausalLM",
     "GPT2LMHeadModel",
+    "demo",
 )
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -36,6 +37,7 @@ SHARED = [(7 * i * i + 3 * i) % 290 + 4 for i in range(40)]
 PROMPTS = [[*SHARED[:length], 9 + length] for length in (40, 33, 12, 5)]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 Tokens = list[tuple[int, ...]]
+DEMO = Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model"
 
 
 def run(model: Path, adapters: list[LoRARequest | None], **options: Any) -> list[Tokens]:
@@ -46,13 +48,15 @@ def run(model: Path, adapters: list[LoRARequest | None], **options: Any) -> list
         outputs = llm.generate([prompt for prompt, _ in jobs], PARAMS, use_tqdm=False, **given)
         assert [output.error for output in outputs if output.error] == []
         llm.core.scheduler.check()
+        if "num_gpu_blocks_override" in options:
+            assert llm.core.scheduler.num_preemptions
     found = [tuple(output.outputs[0].token_ids) for output in outputs]
     return [found[index :: len(adapters)] for index in range(len(adapters))]
 
 
 def prepared(architecture: str, tmp_path: Path) -> tuple[Path, list[LoRARequest | None], list[Tokens]]:
     """Return a checkpoint, adapters of three ranks and none, and the tokens of the merged checkpoints."""
-    model = make_checkpoint(architecture, tmp_path / "model", seed=3)
+    model = DEMO if architecture == "demo" else make_checkpoint(architecture, tmp_path / "model", seed=3)
     adapters: list[LoRARequest | None] = [None]
     expected = run(model, [None])
     for number, rank in enumerate(RANKS, 1):

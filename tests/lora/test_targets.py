@@ -134,3 +134,12 @@ def test_a_model_that_takes_no_adapters_says_so_at_the_start(tmp_path: Path) -> 
     with pytest.raises(Exception, match="adapters are not served for it"):
         LLM(str(folder), enable_lora=True, max_model_len=64, log_level="error")
     shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_ranks_that_copy_a_head_of_keys_share_out_the_others(sharded: bool, tmp_path: Path) -> None:
+    model = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=3, num_key_value_heads=1)
+    adapter = make_adapter(model, tmp_path / "adapter", 5)
+    merged = merge(model, adapter, tmp_path / "merged")
+    check(model, adapter, merged, tensor_parallel_size=2, fully_sharded_loras=sharded)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,10 @@ def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
         for number, adapter in sorted({(n, a) for n, a in jobs if a is not adapters[-1]}, key=lambda j: str(j[1])):
             (output,) = alone.generate([prompt_of(number)], PARAMS, use_tqdm=False, lora_request=adapter)
             expected[number, str(adapter)] = tuple(output.outputs[0].token_ids)
-    engine = AsyncLLM(str(model), disable_frontend_multiprocessing=True, **SETTINGS)
+    roots = {"lora_roots": [str(tmp_path)], "enable_runtime_lora": True}
+    engine = AsyncLLM(str(model), disable_frontend_multiprocessing=True, **SETTINGS, **roots)
+    api = Api(engine)
+    looks: list[tuple[int, int, int]] = []
 
     async def one(index: int, gate: asyncio.Semaphore) -> str:
         number, adapter = jobs[index]
@@ -75,21 +79,50 @@ def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
         assert tokens == expected[number, str(adapter)], (index, adapter)
         return "right"
 
-    async def all_of_them() -> tuple[list[str], list[dict[str, Any]]]:
-        gate = asyncio.Semaphore(48)
+    async def come_and_go(ended: asyncio.Event) -> dict[int, int]:
+        """Load adapters under names of their own, and unload them, broken ones too; return how often what was answered."""
+        answers: dict[int, int] = {}
+        numbers = count()
+        while not ended.is_set():
+            number = next(numbers)
+            path = broken if number % 5 == 4 else Path(adapters[number * 7 % NUM_ADAPTERS].lora_path)
+            name = {"lora_name": f"other-{number}"}
+            for verb, body in (("load", {**name, "lora_path": str(path)}), ("unload", name)):
+                reply = await api.ask(f"/v1/{verb}_lora_adapter", **body)
+                answers[reply.status_code] = answers.get(reply.status_code, 0) + 1
+            owners = [json.loads(answer) for answer in await engine.call("memory.owners")]
+            looks.extend(
+                (each["resident"], *each["owners"]["lora_adapters"])
+                for each in owners
+                if "lora_adapters" in each["owners"]
+            )
+        return answers
+
+    async def all_of_them() -> tuple[list[str], list[dict[str, Any]], dict[int, int]]:
+        gate, ended = asyncio.Semaphore(48), asyncio.Event()
+        others = asyncio.ensure_future(come_and_go(ended))
         found = await asyncio.gather(*(one(index, gate) for index in range(NUM_REQUESTS)))
+        ended.set()
+        answers = await others
         answer, *_ = await engine.call("lora.list")
-        return found, json.loads(answer)
+        return found, json.loads(answer), answers
 
     try:
-        found, held = asyncio.run(all_of_them())
+        (done,) = api.together(all_of_them())
+        found, held, answers = done
     finally:
-        engine.shutdown()
+        api.close()
     assert found.count("right") > 1700
     assert set(found) == {"right", "left", "refused"}
+    assert answers[200] > answers[400] > 0, "what is broken is refused when it is loaded"
+    assert answers[404] == answers[400], "and is not there to be unloaded"
     assert len(held) <= 40
     assert len([each for each in held if each["slot"] >= 0]) <= 8
     assert all(each["running"] == each["waiting"] == 0 for each in held if each["state"] == "ready")
+    assert all(kept <= most for _, kept, most in looks)
+    half = len(looks) // 2
+    grown = max(resident for resident, *_ in looks[half:]) - max(resident for resident, *_ in looks[:half])
+    assert grown < 32 << 20, "the second half of the traffic takes no memory that the first has not taken"
 
 
 @pytest.mark.slow

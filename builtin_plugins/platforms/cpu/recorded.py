@@ -19,6 +19,9 @@ MOST_TOKENS: Final = 256
 READ_BY_HOST: Final = ("rows", "starts", "counts", "prompt_lens", "token_ids")
 """Of a step's facts those that a recorded model must not look at."""
 
+_Kind = tuple[int, int]
+"""Of a step: how many tokens it has, and which adapters."""
+
 log = logging.getLogger(__name__)
 
 
@@ -27,21 +30,22 @@ class RecordedModel:
 
     def __init__(self, model: Model, library: Library) -> None:
         self._model, self._library = model, library
-        self._programs: dict[int, tuple[Program, torch.Tensor, torch.Tensor]] = {}
+        self._programs: dict[_Kind, tuple[Program, torch.Tensor, torch.Tensor]] = {}
         self._room: Final = Room()
-        self._seen: set[int] = set()
-        self._refused = ""
+        self._seen: set[_Kind] = set()
+        self._refused: dict[int, str] = {}
+        """Why steps are not recorded, by which adapters they have."""
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
-        size = len(batch.input_ids)
-        if self._refused or not 0 < size <= MOST_TOKENS or not _is_plain(batch):
+        size, adapters = len(batch.input_ids), batch.adapter_set
+        if adapters in self._refused or not 0 < size <= MOST_TOKENS or not _is_plain(batch):
             return self._model(batch)
-        known = self._programs.get(size)
+        known = self._programs.get((size, adapters))
         if known is None:
-            if size in self._seen:
+            if (size, adapters) in self._seen:
                 return self._record(batch)
-            self._seen.add(size)
+            self._seen.add((size, adapters))
             return self._model(batch)
         program, ids, positions = known
         ids.copy_(batch.input_ids)
@@ -52,20 +56,25 @@ class RecordedModel:
         ids, positions = batch.input_ids.clone(), batch.positions.clone()
         recording = Recording(self._library)
         untold: dict[str, Any] = {name: Untold(name, getattr(batch, name), recording) for name in READ_BY_HOST}
-        if _has_adapters(self._model):
+        if not batch.adapter_set and _has_adapters(self._model):
             recording.refuse("adapters choose for each step what they add")
         with recording:
             out = self._model(replace(batch, input_ids=ids, positions=positions, **untold))
         try:
-            self._programs[len(ids)] = (
-                Program(self._library, recording, batch.attention, out, self._room),
-                ids,
-                positions,
-            )
+            program = Program(self._library, recording, batch.attention, out, self._room)
         except Unrecordable as error:
-            self._refused = str(error)
+            self._refused[batch.adapter_set] = str(error)
             log.debug("steps are not recorded: %s", error)
+            return out
+        self._forget_older(batch.adapter_set)
+        self._programs[len(ids), batch.adapter_set] = program, ids, positions
         return out
+
+    def _forget_older(self, adapters: int) -> None:
+        """Let go of what was recorded with adapters that were set before these."""
+        older = [kind for kind in self._programs if adapters and kind[1] not in (0, adapters)]
+        for kind in older:
+            del self._programs[kind]
 
 
 def _has_adapters(model: Model) -> bool:

@@ -1,0 +1,168 @@
+"""Adapters of low rank: their factors in the order in which the kernel reads them, and what they add to products."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core_kernels.library import Library
+from core_kernels.pages import LARGE_PAGE, take_large
+from core_kernels.row_ops import DTYPES
+
+Tensor = torch.Tensor
+
+PAIR: Final = 32
+"""Numbers that the kernel loads at once: rows of the first factor are filled up to them, columns of the second one."""
+RANKS: Final = 4
+COLUMNS: Final = 64
+_Bits = npt.NDArray[Any]
+_BITS: Final = {2: torch.int16, 4: torch.int32}
+
+
+class _Part(ctypes.Structure):
+    """`LowRankPart` of cpu/low_rank.h."""
+
+    _fields_ = (("b", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("first", "width", "rank")))
+
+
+class _LowRank(ctypes.Structure):
+    """`LowRank` of cpu/low_rank.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "parts", "bias")),
+        *((name, ctypes.c_int64) for name in ("rank", "num_parts")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A product of low rank for some columns of a layer's: out[:, first : first + len(b)] += (x @ a.T) @ b.T."""
+
+    first: int
+    a: Tensor
+    """[rank, in]"""
+    b: Tensor
+    """[columns, rank]"""
+
+
+class LowRankLayer:
+    """What one adapter adds to one layer, packed. Bias alone is allowed."""
+
+    def __init__(self, memory: Tensor, parts: Sequence[Plain], bias: Tensor | None) -> None:
+        """Pack into `memory`, as many numbers as `numbers_of` says, of the dtype of all. `bias` [all columns]."""
+        self.memory, self.bias = memory, bias
+        self._parts = (_Part * max(1, len(parts)))()
+        rank = sum(len(part.a) for part in parts)
+        self.facts: Final = _LowRank(rank=rank, num_parts=len(parts), bias=None if bias is None else bias.data_ptr())
+        if not parts:
+            return
+        target, at = _bits(memory), rank * padded(parts[0].a.shape[1])
+        _pack_first(target[:at], np.concatenate([_bits(part.a) for part in parts]))
+        self.facts.a, self.facts.parts = memory.data_ptr(), ctypes.addressof(self._parts)
+        for number, part in enumerate(parts):
+            columns, own = part.b.shape
+            start = memory.data_ptr() + at * memory.itemsize
+            self._parts[number] = _Part(b=start, first=part.first, width=columns, rank=own)
+            size = own * padded(columns)
+            _pack_second(target[at : at + size], _bits(part.b))
+            at += size
+
+
+class LowRankTable:
+    """What all adapters add to one layer, by number; its address stays."""
+
+    def __init__(self, size: int) -> None:
+        self._facts: Final = (_LowRank * size)()
+        self._kept: dict[int, LowRankLayer] = {}
+        self.address: Final = ctypes.addressof(self._facts)
+        self.size: Final = size
+
+    def put(self, number: int, layer: LowRankLayer | None) -> None:
+        """Set, or take out, what one adapter adds. Not while a step is computed."""
+        self._facts[number] = _LowRank() if layer is None else layer.facts
+        if layer is None:
+            self._kept.pop(number, None)
+        else:
+            self._kept[number] = layer
+
+
+class LowRankOps:
+    """Bound to a loaded library. Safe to call from several threads. What a row gets depends on that row alone."""
+
+    def __init__(self, library: Library) -> None:
+        self._library: Final = library
+        self._add: Final = library.core_low_rank
+
+    def memory(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return room for so many numbers, in large pages where they fill some."""
+        num_bytes = count * dtype.itemsize
+        if num_bytes < LARGE_PAGE:
+            return torch.empty(count, dtype=dtype)
+        return take_large(self._library, num_bytes).view(dtype)
+
+    def add(self, out: Tensor, x: Tensor, adapters: Tensor, table: LowRankTable) -> None:
+        """Add to out [rows, columns] what the adapter of each row makes of x [rows, in].
+
+        `adapters` int32, at least one number for each row: that of the adapter, -1 for none. Of all tensors and factors the
+        dtype is the same, and numbers of a row follow each other.
+        """
+        self._add(
+            out.data_ptr(), x.data_ptr(), adapters.data_ptr(), table.address, table.size,
+            len(x), x.shape[1], out.shape[1], x.stride(0), out.stride(0), DTYPES[out.dtype],
+        )  # fmt: skip
+
+    def refuse(self, reason: str) -> None:
+        """Where a step is recorded, say that it cannot be done again."""
+        listener = self._library.listener
+        if listener is not None:
+            listener.refuse(reason)
+
+
+def numbers_of(parts: Sequence[Plain]) -> int:
+    """Return how many numbers they are when packed, in whole cache lines."""
+    second = sum(part.b.shape[1] * padded(len(part.b)) for part in parts)
+    return second + sum(len(part.a) * padded(part.a.shape[1]) for part in parts)
+
+
+def padded(count: int) -> int:
+    """Return the numbers that so many are filled up to."""
+    return -(-count // PAIR) * PAIR
+
+
+def _bits(tensor: Tensor) -> _Bits:
+    """Return the same memory for numpy, which copies with one thread and without Python's lock."""
+    found: _Bits = tensor.view(_BITS[tensor.itemsize]).numpy()
+    return found
+
+
+def _pack_first(target: _Bits, a: _Bits) -> None:
+    """Write a [ranks, in] by blocks of ranks, and in a block by pairs of vectors."""
+    ranks, width = a.shape
+    across, whole = padded(width) // PAIR, width // PAIR
+    full = ranks // RANKS
+    for first, count, each in ((0, full, RANKS), (full * RANKS, 1, ranks % RANKS)):
+        last = first + count * each
+        to = target[first * across * PAIR : last * across * PAIR].reshape(count, across, each, PAIR)
+        own, rest = a[first:last, : whole * PAIR], a[first:last, whole * PAIR :]
+        to[:, :whole] = own.reshape(count, each, whole, PAIR).transpose(0, 2, 1, 3)
+        if width % PAIR:
+            to[:, whole] = 0
+            to[:, whole, :, : width % PAIR] = rest.reshape(count, each, width % PAIR)
+
+
+def _pack_second(target: _Bits, b: _Bits) -> None:
+    """Write b [columns, rank] by panels of columns, and in a panel by ranks."""
+    columns, rank = b.shape
+    whole = columns // COLUMNS * COLUMNS
+    panels = target[: whole * rank].reshape(whole // COLUMNS, rank, COLUMNS)
+    panels[:] = b[:whole].reshape(whole // COLUMNS, COLUMNS, rank).transpose(0, 2, 1)
+    if whole < columns:
+        last = target[whole * rank :].reshape(rank, -1)
+        last[:, columns - whole :] = 0
+        last[:, : columns - whole] = b[whole:].T
