@@ -16,8 +16,6 @@ from core.api import EngineConfig, ExpertsMethod, LinearMethod, ModelError
 from core.contracts import EmbeddingMethod
 from core.nn.linear import PlainLinear
 
-HEAD_BITS: Final = 8
-"""Of embedding and head: errors of logits are errors of tokens, and four bits of them save little."""
 GROUPS: Final = {8: 128, 4: 32}
 """Inputs that share a scale unless the user says otherwise: with few bits, small groups are what keeps errors small."""
 
@@ -38,7 +36,6 @@ class Rounded:
         make: Any = TorchOps if library is None else lambda bits, group: QuantizedOps(library, bits, group)
         group = config.options.get("quantization_group")
         self._ops = make(self.bits, group or GROUPS[self.bits])
-        self._head_ops = make(HEAD_BITS, group or GROUPS[HEAD_BITS])
 
     def linear(self, prefix: str) -> LinearMethod:
         """Return a fresh method."""
@@ -52,7 +49,7 @@ class Rounded:
     def embedding(self, prefix: str) -> EmbeddingMethod:
         """Return a fresh method, which a head may be tied to."""
         del prefix
-        return RoundedLinear(self._head_ops)
+        return RoundedLinear(self._ops)
 
     def experts(self, prefix: str) -> ExpertsMethod:
         """Return a fresh method."""

@@ -22,5 +22,5 @@ def engine_quant_methods() -> list[Entry]:
     return [
         Entry("int8", f"{FOLDER}:Int8", "plain weights, rounded to 8 bits while they load", gives=frozenset({"rtn"})),
         Entry("experts_int8", f"{FOLDER}:ExpertsInt8", "experts rounded to 8 bits while they load; all else as it is"),
-        Entry("int4", f"{FOLDER}:Int4", "plain weights, rounded to 4 bits while they load; embedding and head to 8"),
+        Entry("int4", f"{FOLDER}:Int4", "plain weights, rounded to 4 bits while they load"),
     ]
