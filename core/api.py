@@ -128,6 +128,7 @@ from core.parsing import (
     typed_value,
 )
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
+from core.spec.ahead import AheadSpec, layer_behind
 from core.spec.decoder import (
     AttentionSpec,
     BesideSpec,
@@ -215,6 +216,7 @@ __all__ = [
     "SCHEMA_ANNOTATIONS",
     "TOO_LONG",
     "AdmissionExtension",
+    "AheadSpec",
     "Architecture",
     "ArgumentsPiece",
     "AttentionBackend",
@@ -405,6 +407,7 @@ __all__ = [
     "hookspec",
     "known_formats",
     "latent_attention",
+    "layer_behind",
     "passed_over",
     "random_call_id",
     "read_channels",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,13 @@ def advice(api: int) -> str:
     """Return what an entry written for version `api` should change."""
     found = [f"{item.what}: {item.instead}" for item in DEPRECATIONS if item.api > api]
     return "; ".join(found) or "nothing it uses has changed"
+
+
+def by_request(extra_tokens: Callable[[Any], int]) -> Callable[[Any], list[int]]:
+    """Return `guesses(rows)` of a scheduler extension, made of the older method that is asked about one request at a time."""
+    warnings.warn("extra_tokens(request) is deprecated; write guesses(rows)", DeprecationWarning, stacklevel=2)
+
+    def guesses(rows: Any) -> list[int]:
+        return [extra_tokens(rows.request(row)) for row in rows.rows.tolist()]
+
+    return guesses

@@ -104,12 +104,6 @@ class Child:
             _signal(pid, signal.SIGCONT)
         time.sleep(SETTLE_S)
 
-    def rest(self, rest_s: float) -> None:
-        """Let them do for so long what they do when there is nothing to do, and stop them."""
-        self.resume()
-        time.sleep(rest_s)
-        self.pause()
-
     def pss_bytes(self) -> int:
         """Return the memory of the process and its children."""
         return machine.pss_bytes(self.family())

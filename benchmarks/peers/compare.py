@@ -15,6 +15,7 @@ import json
 import random
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from benchmarks.peers.work import TASKS, WARM_UP, Task, figures, make_prompts
 OTHER_SEEDS = 1_000_000
 """Added to a seed for prompts of which only the first token is wanted."""
 REST_S = 2.0
-"""Everyone has so long with nothing to do once it has started, as servers have."""
+"""Everyone has so long with nothing to do before each task, as servers have now and then."""
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Rival:
     def do(self, task: Task, seed: int) -> tuple[dict[str, float], float, float]:
         """Do a task once; return its figures, and the mean cores that it and others used."""
         self.child.resume()
+        time.sleep(REST_S)
         first_s = None
         if task.first_alone:
             answer = self.child.ask({"prompts": make_prompts(task, seed + OTHER_SEEDS), "num_tokens": 1})
@@ -95,7 +97,6 @@ class Comparison:
                 start = Start(contender.name, contender.bits, start_s, child.pss_bytes(), max(0.0, others))
                 rival = Rival(contender, child)
                 rival.do(WARM_UP, 0)
-                child.rest(REST_S)
             except ChildEndedError as error:
                 problem = str(error)
             else:

@@ -83,7 +83,7 @@ def _step_us(*, guessing: bool) -> float:
         max_model_len=2048,
         max_num_seqs=ROWS,
     )
-    asker = [Asker(ROWS)] if guessing else []
+    asker = [Asker(ROWS, MOST)] if guessing else []
     scheduler = Scheduler(SchedulerLimits(8192, ROWS, 2048), KVManager(layout), extensions=asker)
     for i in range(ROWS):
         scheduler.add(
@@ -99,7 +99,7 @@ def _step_us(*, guessing: bool) -> float:
         assert plan is not None
         sampled = [*plan.steady, *(plan.rows[i] for i in plan.samples)]
         accepted = [1 + guessed // 2 for guessed in plan.guesses]
-        report = Report(rows, [MOST] * ROWS, [MOST // 2] * ROWS, rows, [MOST] * ROWS)
+        report = Report.of(rows, [MOST] * ROWS, [MOST // 2] * ROWS, rows, [MOST] * ROWS)
         told = {NAME: [msgspec.msgpack.encode(report)]} if guessing else {}
         result = StepResult(plan.step, sampled, [5] * (sum(accepted) or len(sampled)), accepted=accepted, payloads=told)
         begun = time.perf_counter()

@@ -16,6 +16,7 @@ from core.api import (
     WeightNames,
     hookimpl,
     latent_attention,
+    layer_behind,
 )
 
 HERE = "builtin_plugins.models.deepseek"
@@ -131,7 +132,7 @@ def _decoder(
     every: int = 1,
     eps: float = 1e-6,
 ) -> DecoderSpec:
-    """Return a decoder whose first layers have no experts. Its layers for guessing further tokens are not read."""
+    """Return a decoder whose first layers have no experts, and the layer behind them that continues by another token."""
     norm, num_layers = facts.norm(eps=eps), facts.num_layers()
     dense = facts.count(dense_name, dense, least=0) if dense_name else dense
     kinds = facts.get("mlp_layer_types")
@@ -144,7 +145,9 @@ def _decoder(
         for kind in kinds
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)
+    further = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
+    ahead = layer_behind(further, norm, num_layers) if facts.count("num_nextn_predict_layers", 0, least=0) else None
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, ahead=ahead, names=names)
 
 
 def _without_indexer(facts: ModelFacts, spec: DecoderSpec) -> DecoderSpec:

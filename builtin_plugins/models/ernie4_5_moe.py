@@ -1,6 +1,6 @@
 """ERNIE 4.5 with mixtures of experts: a correction for the choice beside softmax scores, shared experts."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import AheadSpec, DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
 
 NAMES = WeightNames(
     choice_bias="mlp.moe_statics.e_score_correction_bias",
@@ -16,7 +16,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of an ERNIE 4.5 config with experts; its layers for guessing further tokens are not read."""
+    """Return the facts of an ERNIE 4.5 config with experts."""
     facts = ModelFacts(hf_config)
     norm, bias, num_layers = facts.norm(eps=1e-5), facts.flag("use_bias"), facts.num_layers()
     width, shared = facts.count("moe_intermediate_size"), facts.count("moe_num_shared_experts", 2, least=0)
@@ -43,4 +43,16 @@ def spec(hf_config: object) -> DecoderSpec:
         )
         for i in range(num_layers)
     )
-    return DecoderSpec(**facts.decoder(tied=True), layers=layers, norm=norm, head_bias=bias, names=NAMES)
+    ahead = AheadSpec(
+        layer=LayerSpec(attention=attention, mlp=facts.mlp(bias=bias), attention_in=norm, mlp_in=norm),
+        norm=norm,
+        stored="model.mtp_block.0",
+        tensors=("model.mtp_*.0.*",),
+        token_norm="model.mtp_emb_norm.0",
+        hidden_norm="model.mtp_hidden_norm.0",
+        product="model.mtp_linear_proj.0",
+        product_bias=bias,
+    )
+    further = ahead if facts.count("num_nextn_predict_layers", 0, least=0) else None
+    model = facts.decoder(tied=True)
+    return DecoderSpec(**model, layers=layers, norm=norm, head_bias=bias, ahead=further, names=NAMES)

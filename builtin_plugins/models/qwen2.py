@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from core.api import DecoderSpec, DenseSpec, Entry, LayerSpec, ModelFacts, NormSpec, PoolingSpec, hookimpl
+from core.api import AheadSpec, DecoderSpec, DenseSpec, Entry, LayerSpec, ModelFacts, NormSpec, PoolingSpec, hookimpl
 
 HERE = "builtin_plugins.models.qwen2"
 STEP_TAG = 151651
@@ -14,6 +14,7 @@ def engine_models() -> list[Entry]:
     """Return the architectures."""
     return [
         Entry("Qwen2ForCausalLM", f"{HERE}:spec", "Qwen2 and Qwen2.5"),
+        Entry("MiMoForCausalLM", f"{HERE}:mimo", "MiMo 7B"),
         Entry("Qwen2ForRewardModel", f"{HERE}:reward", "Qwen2 with a score of each token"),
         Entry("Qwen2ForProcessRewardModel", f"{HERE}:process_reward", "Qwen2 with a verdict on each step"),
     ]
@@ -34,6 +35,27 @@ def spec(hf_config: object) -> DecoderSpec:
         for window in facts.windows(size, full_below=facts.count("max_window_layers", 28, least=0))
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm)
+
+
+def mimo(hf_config: object) -> DecoderSpec:
+    """Return the facts of a MiMo config: Qwen2, and a layer that continues by another token."""
+    facts, decoder, stored = ModelFacts(hf_config), spec(hf_config), "model.mtp_layers.0"
+    norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
+    ahead = AheadSpec(
+        layer=decoder.layers[0],
+        norm=norm,
+        stored=stored,
+        tensors=(f"{stored}.*",),
+        token_norm=f"{stored}.token_layernorm",
+        hidden_norm=f"{stored}.hidden_layernorm",
+        product=f"{stored}.input_proj",
+        hidden_first=True,
+        final_norm=f"{stored}.final_layernorm",
+        continues_normed=True,
+    )
+    names = replace(decoder.names, ignored=(*decoder.names.ignored, "model.mtp_layers.*"))
+    further = ahead if facts.count("num_nextn_predict_layers", 0, least=0) else None
+    return replace(decoder, ahead=further, names=names)
 
 
 def reward(hf_config: object) -> DecoderSpec:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from core.api import (
+    AheadSpec,
     DecoderSpec,
     Entry,
     GatedDeltaSpec,
@@ -97,4 +98,15 @@ def _decoder(facts: ModelFacts, delta: GatedDeltaSpec, mlps: list[MlpSpec | MoeS
         )
         for attend, mlp in zip(attends, mlps, strict=True)
     )
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)
+    ahead = AheadSpec(
+        layer=LayerSpec(attention=attention, mlp=mlps[-1], attention_in=norm, mlp_in=norm),
+        norm=norm,
+        stored="mtp.layers.0",
+        tensors=("mtp.*",),
+        token_norm="mtp.pre_fc_norm_embedding",
+        hidden_norm="mtp.pre_fc_norm_hidden",
+        product="mtp.fc",
+        final_norm="mtp.norm",
+        continues_normed=True,
+    )
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, ahead=ahead, names=NAMES)

@@ -1,6 +1,6 @@
 """Mixtures whose scores are sigmoids with a correction for the choice: GLM 4.5, dots.llm1, Solar Open, MiniMax M2, AFM."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl, layer_behind
 
 HERE = "builtin_plugins.models.sigmoid_moe"
 
@@ -37,7 +37,7 @@ def _experts(facts: ModelFacts, *, renormalize: bool = True) -> MoeSpec:
 
 
 def glm4_moe(hf_config: object) -> DecoderSpec:
-    """Return the facts of a GLM 4.5 config; its layers for guessing further tokens are not read."""
+    """Return the facts of a GLM 4.5 config."""
     facts = ModelFacts(hf_config)
     norm, experts, num_layers = facts.norm(eps=1e-5), _experts(facts), facts.num_layers()
     attention = facts.attention(
@@ -51,7 +51,9 @@ def glm4_moe(hf_config: object) -> DecoderSpec:
         for i in range(num_layers)
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)
+    further = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
+    ahead = layer_behind(further, norm, num_layers) if facts.count("num_nextn_predict_layers", 0, least=0) else None
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, ahead=ahead, names=names)
 
 
 def dots1(hf_config: object) -> DecoderSpec:

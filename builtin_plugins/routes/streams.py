@@ -27,15 +27,29 @@ def typed_event(data: Mapping[str, Any]) -> bytes:
     return b"event: " + str(data["type"]).encode() + b"\n" + event(data)
 
 
-def event_with_text(data: Any, name: str) -> Callable[[str], bytes]:
+def event_with_text(data: Any, name: str, whole: Callable[[Any], bytes] = event) -> Callable[[str], bytes]:
     """Return what makes the event of `data` with another text in the field `name`, which is empty there and nowhere else.
 
-    What the events of one answer have in common is encoded once.
+    What the events of one answer have in common is encoded once, by `whole`.
     """
-    field = b'"%b":' % name.encode()
-    before, _, after = event(data).partition(field + b'""')  # within a text its quotes would be escaped
-    before, encode = before + field, msgspec.json.encode
+    before, after = _around(whole(data), name, '""')
+    encode = msgspec.json.encode
     return lambda text: before + encode(text) + after
+
+
+def numbered_event_with_text(data: Mapping[str, Any], number: str, name: str) -> Callable[[int, str], bytes]:
+    """Return what makes the typed event of `data` with another number and text: `number` comes first, and is -1 there."""
+    before, rest = _around(typed_event(data), number, "-1")
+    between, after = _around(rest, name, '""')
+    encode = msgspec.json.encode
+    return lambda count, text: b"%b%d%b%b%b" % (before, count, between, encode(text), after)
+
+
+def _around(encoded: bytes, name: str, value: str) -> tuple[bytes, bytes]:
+    """Return what stands before a field's value and behind it; within a text its quotes would be escaped."""
+    field = f'"{name}":'.encode()
+    before, _, after = encoded.partition(field + value.encode())
+    return before + field, after
 
 
 class EventStream:

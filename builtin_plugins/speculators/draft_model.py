@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from core.api import AttentionInputs, ConfigError, ForwardBatch, FullAttention, LayerKV, SlidingWindow
+from builtin_plugins.speculators.own_layers import OwnLayers, kept
+from core.api import ConfigError, ForwardBatch
 from core.nn.loading import load_model
 
 if TYPE_CHECKING:
-    from core.api import DraftRow, EngineConfig, GeneratingModel, ModelSource, SpeculativeConfig
+    from core.api import DraftRow, EngineConfig, GeneratingModel, LayerKV, ModelSource, SpeculativeConfig
     from core.contracts.scheduling import LoadedParts, WorkerParts
     from core.step import NewRow
-
-PREFIX: Final = "draft."
-"""Begins the names of its caching layers."""
 
 
 @dataclass(slots=True)
@@ -81,25 +78,13 @@ class DraftModel:
                 f"{parts.model.vocab_size}: both must have the same vocabulary."
             )
         self._backend = context.attention
-        return [LayerKV(PREFIX + layer.name, self._kept(layer)) for layer in made.kv_layers]
-
-    def _kept(self, layer: LayerKV) -> FullAttention:
-        """Return what a layer keeps. Tokens behind a window are kept too: rows are caught up with from their beginning."""
-        spec = layer.spec
-        if type(spec) not in (FullAttention, SlidingWindow):
-            raise ConfigError(
-                f"--speculative-config.model {self._source.name!r} has layers that keep other than keys and values "
-                f"({type(spec).__name__}), which cannot guess here; choose a model of attention alone."
-            )
-        return FullAttention(spec.kv_heads, spec.head_size, spec.dtype)  # type: ignore[union-attr]
+        return kept(made.kv_layers, f"--speculative-config.model {self._source.name!r}")
 
     def attach(self, parts: WorkerParts) -> None:
         """Take the cache."""
-        self._model.bind_kv(parts.caches)
+        self._own = OwnLayers(parts, self._backend)
+        self._model.bind_kv(self._own.caches)
         self._batch, self._device = parts.batch, parts.device
-        groups = {layer: index for index, group in enumerate(parts.layout.groups) for layer in group.layers}
-        self._group_of_layer = [groups[parts.first_layer + own] for own in range(len(parts.caches))]
-        self._layout = parts.layout
 
     def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         """Return the most likely tokens of each row."""
@@ -149,52 +134,19 @@ class DraftModel:
         return best
 
     def _compute(self, rows: list[int], chunk: list[tuple[int, list[int]]]) -> list[int]:
-        counts = np.array([len(tokens) for _, tokens in chunk])
-        starts = np.array([start for start, _ in chunk])
-        ends = np.cumsum(counts)
-        positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
-        places = [torch.from_numpy(array).to(self._device) for array in (np.array(rows), starts, counts, positions)]
-        ids = torch.tensor([token for _, tokens in chunk for token in tokens], device=self._device)
+        counts, starts = [len(tokens) for _, tokens in chunk], [start for start, _ in chunk]
+        positions = [start + i for start, tokens in chunk for i in range(len(tokens))]
         batch = ForwardBatch(
-            input_ids=ids,
-            positions=places[3],
-            attention=self._attention([0, *ends.tolist()], (starts + counts).tolist(), *places),
+            input_ids=torch.tensor([token for _, tokens in chunk for token in tokens], device=self._device),
+            positions=torch.tensor(positions, device=self._device),
+            attention=self._own.attention(rows, [0] * len(rows), starts, counts),
             rows=rows,
-            starts=starts.tolist(),
-            counts=counts.tolist(),
+            starts=starts,
+            counts=counts,
             prompt_lens=[0] * len(rows),
             token_ids=self._batch.token_ids,
         )
         hidden = self._model(batch)
-        best: list[int] = self._model.logits(hidden[torch.from_numpy(ends - 1)]).argmax(dim=-1).tolist()
+        lasts = torch.tensor(counts, device=self._device).cumsum(0) - 1
+        best: list[int] = self._model.logits(hidden[lasts]).argmax(dim=-1).tolist()
         return best
-
-    def _attention(
-        self,
-        query_starts: list[int],
-        kv_lens: list[int],
-        rows: torch.Tensor,
-        starts: torch.Tensor,
-        counts: torch.Tensor,
-        positions: torch.Tensor,
-    ) -> list[Any]:
-        """Return what each layer's attention is given."""
-        prepared = {}
-        for group in set(self._group_of_layer):
-            layout = self._layout.groups[group]
-            size, table = layout.block_size, self._batch.tables[group].index_select(0, rows)
-            blocks = table[torch.repeat_interleave(torch.arange(len(rows)), counts), positions // size]
-            prepared[group] = self._backend.prepare(
-                AttentionInputs(
-                    query_starts=query_starts,
-                    kv_lens=kv_lens,
-                    block_table=table[:, : -(-max(kv_lens) // size)],
-                    slots=blocks.long() * size + positions % size,
-                    block_size=size,
-                    spec=layout.spec,  # type: ignore[arg-type]  # `_kept` made it
-                    starts=starts,
-                    counts=counts,
-                    lengths=starts + counts,
-                )
-            )
-        return [prepared[group] for group in self._group_of_layer]

@@ -42,7 +42,9 @@ class Drafting:
     ) -> None:
         """`explain` logs what the speculator raised, with whose fault it is."""
         self._speculator: Speculator | None = speculator
+        self._seen: Callable[..., None] | None = getattr(speculator, "seen", None)
         self._explain = explain
+        self.most_guesses = settings.most
         self._most, self._too_many = settings.most, settings.disable_by_batch_size or num_rows + 1
         self._adaptive = settings.adaptive
         self._pace = Pace(num_rows + 1, settings.most, adaptive=settings.adaptive)
@@ -80,16 +82,15 @@ class Drafting:
         if payload is None:
             return
         granted = _decode(payload)
-        wanting = [
-            (row, most) for row, most in zip(granted.rows, granted.counts, strict=True) if row not in self._found
-        ]
+        asking = [(row, most) for row, most in zip(granted.rows, granted.counts, strict=False) if most]
+        wanting = [(row, most) for row, most in asking if row not in self._found]
         if wanting and self._speculator is not None:
             ends = self._batch.ends[[row for row, _ in wanting]].tolist()
             asked = [(row, end + 1, most) for (row, most), end in zip(wanting, ends, strict=True)]
             self._found |= self._drafts(self._speculator, asked)
-        drafts = [list(self._found.get(row, ()))[:most] for row, most in zip(granted.rows, granted.counts, strict=True)]
-        self._write(granted.rows, drafts)
-        self._checked = granted.rows, [len(draft) for draft in drafts]
+        rows, drafts = [row for row, _ in asking], [list(self._found.get(row, ()))[:most] for row, most in asking]
+        self._write(rows, drafts)
+        self._checked = rows, [len(draft) for draft in drafts]
 
     def _write(self, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
         sizes = [len(draft) for draft in drafts]
@@ -129,6 +130,11 @@ class Drafting:
 
     # --- behind it
 
+    def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payload: bytes | None) -> None:
+        """Show a speculator that reads hidden states what the model has made."""
+        if self._seen is not None and self._speculator is not None:
+            self._seen(batch, hidden)
+
     def sampled(self, sampled: Sampled, payload: bytes | None) -> None:
         """Keep what was sampled until the step has ended."""
         self._sampled = sampled
@@ -159,7 +165,7 @@ class Drafting:
         accepted = self._verified(rows, drafted, sampled)
         wanted = self._want(speculator, rows, sampled)
         checked = [place for place, count in enumerate(drafted) if count]
-        report = Report(
+        report = Report.of(
             [rows[place] for place in checked],
             [drafted[place] for place in checked],
             [accepted[place] for place in checked],

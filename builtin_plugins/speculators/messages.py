@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 NAME: Final = "speculation"
 
 
 class Granted(msgspec.Struct, array_like=True, frozen=True):
-    """Rows that guess in the step, and how many tokens each."""
+    """Rows of the step, and how many tokens each guesses, none perhaps."""
 
     rows: list[int]
     counts: list[int]
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):
-    """What a step has shown."""
+    """What a step has shown: columns of int32, so that nobody looks at rows one by one."""
 
-    rows: list[int] = []
+    rows: bytes = b""
     """Rows that guessed in it ..."""
-    drafted: list[int] = []
+    drafted: bytes = b""
     """... how many tokens ..."""
-    accepted: list[int] = []
+    accepted: bytes = b""
     """... and how many of those were right."""
-    wanting: list[int] = []
+    wanting: bytes = b""
     """Rows that shall guess in the next step ..."""
-    wanted: list[int] = []
+    wanted: bytes = b""
     """... and how many tokens each."""
+
+    @classmethod
+    def of(cls, *columns: Sequence[int] | npt.NDArray[np.int64]) -> Report:
+        """Return a report of these columns, in the order of its fields."""
+        return cls(*(np.asarray(column, dtype=np.int32).tobytes() for column in columns))
+
+
+def column(numbers: bytes) -> npt.NDArray[np.int32]:
+    """Return a column of a report."""
+    return np.frombuffer(numbers, dtype=np.int32)
 
 
 class Outcome(msgspec.Struct, array_like=True):
@@ -42,14 +54,13 @@ class Outcome(msgspec.Struct, array_like=True):
     right: list[int] = []
     """How often the first guess was right, the first two, and so on."""
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Take in one step."""
-        self.drafts += 1
-        self.tokens += drafted
-        if accepted > len(self.right):
-            self.right = self.right + [0] * (accepted - len(self.right))
-        for place in range(accepted):
-            self.right[place] += 1
+    def add(self, other: Outcome) -> None:
+        """Take in what was counted elsewhere."""
+        self.drafts += other.drafts
+        self.tokens += other.tokens
+        size = max(len(self.right), len(other.right))
+        padded = [right + [0] * (size - len(right)) for right in (self.right, other.right)]
+        self.right = [sum(pair) for pair in zip(*padded, strict=True)]
 
     def counts(self) -> Mapping[str, float]:
         """Return what metrics count of it; names as in vLLM."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from builtin_plugins.speculators.settings import OPTION, settings_of
+from builtin_plugins.speculators.stated import read_stated, verifier_of
 from core.api import EngineConfig, Entry, Option, hookimpl
 
 RENAMED = {
@@ -33,12 +34,30 @@ def engine_options() -> list[Option]:
     return [Option(OPTION, dict[str, Any] | None, None, text), *old]
 
 
+@hookimpl(tryfirst=True)
+def engine_find_model(model: str, config: EngineConfig) -> str | None:
+    """Return the model that a checkpoint in the format of `speculators` guesses for; its weights are a head's."""
+    # Whoever reads the head itself says what its config is to be taken for.
+    return None if config.model.hf_overrides else verifier_of(read_stated(model)) or None
+
+
 @hookimpl
 def engine_speculators() -> list[Entry]:
     home = "builtin_plugins.speculators"
     return [
         Entry("ngram", f"{home}.ngram:NGram", "what followed the same tokens before, in the request's own text"),
         Entry("draft_model", f"{home}.draft_model:DraftModel", "what a small model of the same vocabulary says"),
+        Entry("eagle", f"{home}.eagle:Eagle", "a layer that goes on from the model's hidden states"),
+        Entry(
+            "eagle3", f"{home}.eagle3:Eagle3", "a layer that goes on from hidden states of three of the model's layers"
+        ),
+        Entry("medusa", f"{home}.medusa:Medusa", "a head for each of the next tokens, behind the model's hidden state"),
+        Entry(
+            "mlp_speculator",
+            f"{home}.mlp_speculator:MlpSpeculator",
+            "a small product of hidden state and token, again and again",
+        ),
+        Entry("mtp", f"{home}.mtp:Mtp", "the model's own layer for further tokens"),
         Entry("suffix", f"{home}.suffix:Suffix", "what most often followed them there and in earlier outputs"),
     ]
 
@@ -58,7 +77,8 @@ def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any
 def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
     from builtin_plugins.speculators.scheduling import Asker  # lazy: start-up stays quick
 
-    return [] if settings_of(config) is None else [Asker(config.scheduler.max_num_seqs or 1)]
+    settings = settings_of(config)
+    return [] if settings is None else [Asker(config.scheduler.max_num_seqs or 1, settings.most)]
 
 
 @hookimpl

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+from builtin_plugins.speculators.stated import method_of, read_stated, tokens_of, verifier_of
 from core.api import ConfigError, EngineConfig, SpeculativeConfig, did_you_mean
 
 OPTION: Final = "speculative_config"
@@ -18,27 +20,26 @@ ALIASES: Final[Mapping[str, str]] = {
     "qwen3_next_mtp": "mtp",
 }
 """Other names of methods, as vLLM knows them."""
-DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24}
+IDLE: Final = ("enforce_eager", "disable_padded_drafter_batch", "disable_logprobs")
+"""Keys of vLLM that say how its drafts are computed, and mean nothing here."""
+DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24, "mtp": 3, "eagle": 3, "eagle3": 3}
 """`num_speculative_tokens` by method, where it is not 5."""
-ABSENT: Final[Mapping[str, str]] = {
-    "eagle": "heads that continue the model's hidden states",
-    "eagle3": "heads that continue the model's hidden states",
-    "medusa": "heads beside the model's own",
-    "mlp_speculator": "heads that read the model's hidden states",
-    "mtp": "the model's own layers for further tokens",
-}
-"""Methods that are known and not served, and what they need."""
 
 
 def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
     """Return the settings of a configuration; None: nothing is guessed. Raises `ConfigError` naming the key."""
-    given: dict[str, Any] | None = config.options.get(OPTION)
+    given: dict[str, Any] = dict(config.options.get(OPTION) or {})
+    if not given and verifier_of(read_stated(config.model.model)):
+        given = {"model": config.model.model}
     if not given:
         return None
+    chain = _chain(given.pop("speculative_token_tree", None))
     known = {field.name: type(field.default) for field in fields(SpeculativeConfig)}
-    values = {name: _typed(name, value, known) for name, value in given.items() if value is not None}
-    method = _method(values)
-    tokens = values.get("num_speculative_tokens") or DEFAULT_TOKENS.get(method, 0)
+    values = {
+        name: _typed(name, value, known) for name, value in given.items() if value is not None and name not in IDLE
+    }
+    method, stated = _method(values), read_stated(values.get("model", ""))
+    tokens = values.get("num_speculative_tokens") or chain or tokens_of(stated) or DEFAULT_TOKENS.get(method, 0)
     settings = SpeculativeConfig(**values | {"method": method, "num_speculative_tokens": tokens})
     if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
@@ -46,6 +47,22 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
             "stage knows what was guessed right. Leave one of them out."
         )
     return settings
+
+
+def _chain(tree: Any) -> int:
+    """Return the length of a tree that is a chain; 0: none is given. Raises `ConfigError` for one with branches."""
+    if tree is None:
+        return 0
+    try:
+        nodes = sorted(literal_eval(tree) if isinstance(tree, str) else tree, key=len)
+        if [tuple(node) for node in nodes] == [(0,) * (depth + 1) for depth in range(len(nodes))]:
+            return len(nodes)
+    except (ValueError, TypeError, SyntaxError):
+        pass
+    raise ConfigError(
+        f"{FLAG}.speculative_token_tree {tree!r:.100} is no chain such as [(0,), (0, 0)]: trees with branches are not "
+        "checked in this version. Leave it out, and state num_speculative_tokens."
+    )
 
 
 def _typed(name: str, value: Any, known: Mapping[str, type]) -> Any:
@@ -61,15 +78,9 @@ def _typed(name: str, value: Any, known: Mapping[str, type]) -> Any:
 
 
 def _method(given: Mapping[str, Any]) -> str:
-    """Return the method that is meant. Raises `ConfigError` for one that is known and not served."""
+    """Return the method that is meant."""
     method, model = given.get("method", ""), given.get("model", "")
-    named = method or ("ngram" if model in ("ngram", "[ngram]") else "draft_model" if model else "")
+    named = method or ("ngram" if model in ("ngram", "[ngram]") else method_of(read_stated(model)) if model else "")
     if not named:
         raise ConfigError(f'{FLAG} names no method, such as {{"method": "ngram", "num_speculative_tokens": 5}}.')
-    named = ALIASES.get(named, named)
-    if named in ABSENT:
-        raise ConfigError(
-            f"{FLAG}.method {method!r} needs {ABSENT[named]}, which are not read in this version; use ngram or suffix, "
-            "which need nothing, or draft_model."
-        )
-    return named
+    return ALIASES.get(named, named)

@@ -235,6 +235,9 @@ class RunnerExtension(Protocol):
 
     Whatever sees tensors is called in the order of the device's work, which at depth 2 is another thread than that
     which plans. Must not read device values back to the host.
+
+    One that writes guesses may state `most_guesses`, those of one row in one step. Models with recurrent layers keep as
+    many states more, and their rows get no guesses where nobody states it.
     """
 
     name: str
@@ -259,6 +262,12 @@ class RunnerExtension(Protocol):
 
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
         """See the batch before the model runs; it may set `embeddings` and `rope_positions`."""
+
+    def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payload: bytes | None) -> None:
+        """See what the model has made of the step's tokens: [num_tokens, hidden], good until the next step.
+
+        A decoder that was asked to in `loaded` (`Decoder.tap`) has the streams before its layers behind the hidden states.
+        """
 
     def before_sample(self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None) -> torch.Tensor:
         """Return the logits to sample from, one row of them for each point."""

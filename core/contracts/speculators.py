@@ -25,9 +25,9 @@ class SpeculativeConfig:
     """The option's values; names as in vLLM."""
 
     method: str = ""
-    """Entry of kind `speculators`; where it is left out, `model` says: `ngram`, or a draft model's folder."""
+    """Entry of kind `speculators`; where it is left out, `model` says: `ngram`, or the folder of a draft model or a head."""
     model: str = ""
-    """Of `draft_model`: folder or hub id of a small model with the same vocabulary."""
+    """Folder or hub id of a small model with the same vocabulary, or of a head that guesses."""
     num_speculative_tokens: int = 0
     """Tokens that are guessed at most for one step of one request; 0: 5, of `suffix` 24."""
     prompt_lookup_max: int = 0
@@ -106,7 +106,8 @@ class Speculator(Protocol):
     Target of an entry of kind `speculators`, whose name is the `method` of `--speculative-config`; constructed on each rank
     with (config, settings, registry): the `EngineConfig`, the option's `SpeculativeConfig` and what is plugged in. Whatever it
     guesses is cut to what was wanted and to tokens of the vocabulary; one that raises is not asked again. Optional, as in
-    `RunnerExtension`: `loaded(parts)`, which returns the caching layers it adds, and `attach(parts)`.
+    `RunnerExtension`: `loaded(parts)`, which returns the caching layers it adds, and `attach(parts)`; and `seen(batch, hidden)`,
+    which is shown what the model has made of each step's tokens, as `after_forward`.
     """
 
     finds: bool

@@ -127,19 +127,14 @@ def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> 
     tokenizer = load(registry, "tokenizers", source.tokenizer if mode == "auto" else mode)(source, config)
     chat: ChatRenderer | None = None
     if tokenizer is not None and registry.entries("chat_renderers"):
-        chat = load(registry, "chat_renderers", "auto")(tokenizer, source, config)
+        chat = registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0]
     return Renderer(tokenizer, chat)
 
 
 def load_sinks(config: EngineConfig, registry: Registry) -> Sinks:
     """Load the metric sinks, unless they are switched off."""
-    if config.observability.disable_log_stats:
-        return Sinks()
-    guarded = []
-    for registered in registry.entries("metric_sinks"):
-        sink = registry.load(registered)(config)
-        guarded.append(Guarded(registered.entry.name, str(registered.plugin), sink))
-    return Sinks(guarded)
+    entries = () if config.observability.disable_log_stats else registry.entries("metric_sinks")
+    return Sinks([Guarded(each.entry.name, str(each.plugin), registry.make(each, config)[0]) for each in entries])
 
 
 def served_names(config: EngineConfig) -> Sequence[str]:

@@ -13,9 +13,10 @@ from core.config.sections import LogprobsMode
 from core.contracts import GeneratingModel, SampleRows
 from core.contracts.scheduling import Sampled
 from core.generate.processors import Processors
+from core.ops.logprobs import Gathered, gather
 from core.ops.sampling import Cut
 from core.step import NewRow, StepPlan
-from core.worker.result import Gathered, PendingResult, gather
+from core.worker.result import PendingResult
 from core.worker.rows import UNASKED
 
 if TYPE_CHECKING:

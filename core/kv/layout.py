@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 from typing import Final
 
 from msgspec.structs import replace
 
 from core.errors import ConfigError
 from core.kv.reach import peak_blocks
-from core.spec.kv import CacheSpec, GroupLayout, KVLayout, LayerKV, PoolLayout, RecurrentState
+from core.spec.kv import CacheSpec, GroupLayout, KVLayout, LayerKV, PoolLayout, RecurrentState, num_spare
 
 NULL_BLOCKS: Final = 1
 """Block 0 of every pool is never given out: tables are padded with it, and padding tokens may be written to it."""
@@ -58,7 +59,8 @@ def plan_layout(
         sizes = [room if room and total else size for room, size in zip(rooms, sizes, strict=True)]
         _check_fits(needs, sizes, pools, max_model_len, f"--num-gpu-blocks-override {num_blocks}")
     else:
-        sizes = _divide(memory_bytes - NULL_BLOCKS * sum(block_bytes), needs, rooms, block_bytes)
+        beside = [NULL_BLOCKS + num_spare(groups, pool) for pool in range(len(pools))]
+        sizes = _divide(memory_bytes - sum(map(mul, beside, block_bytes)), needs, rooms, block_bytes)
         _check_fits(needs, sizes, pools, max_model_len, f"the KV memory of {_gib(memory_bytes)}")
         most = [max(USEFUL_BLOCKS, CACHED_REQUESTS * max_num_seqs * need) for need in needs]
         sizes = [min(size, room or limit) for size, room, limit in zip(sizes, rooms, most, strict=True)]

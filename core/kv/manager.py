@@ -115,7 +115,9 @@ class KVManager:
         self._align: Final = math.lcm(*self._sizes)
         growing = (FullAttention, LatentKeys, CrossAttention)
         self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) not in growing)
-        self.keeps_states: Final = any(isinstance(g.spec, RecurrentState) for g in layout.groups)
+        spare = [g.spec.spare for g in layout.groups if isinstance(g.spec, RecurrentState)]
+        self.most_guesses: Final = min(spare, default=sys.maxsize)
+        """Of one step: a state can be taken back to where it was before a wrong one as far as there are spare ones."""
         self._tiers: list[Holds] = []
         self._issued = 0
         self._returned = 0
@@ -141,7 +143,10 @@ class KVManager:
 
     def fits_empty(self, num_tokens: int, max_step_tokens: int) -> bool:
         """Say whether one sequence of `num_tokens` fits when nothing else is in the cache."""
-        return not self._short(self._whole(num_tokens, max_step_tokens))
+        needs = [peak_blocks(g.spec, g.block_size, num_tokens, max_step_tokens) for g in self._groups]
+        missing = [(index, 0, need) for index, need in enumerate(needs)]
+        wanted = zip(self._per_pool(missing), self.pools, strict=True)
+        return all(want <= pool.num_blocks - NULL_BLOCKS for want, pool in wanted)
 
     def longest(self, most: int, max_step_tokens: int) -> int:
         """Return the longest sequence up to `most` tokens that fits an empty cache."""
@@ -158,15 +163,6 @@ class KVManager:
             refs = self.pools[pool].refs
             wanted[pool] -= sum(refs[block] == 1 for block in blocks)
         return self._enough(wanted)
-
-    def _whole(self, num_tokens: int, max_step_tokens: int) -> list[int]:
-        wanted = [0] * len(self.pools)
-        for group in self._groups:
-            wanted[group.pool] += peak_blocks(group.spec, group.block_size, num_tokens, max_step_tokens)
-        return wanted
-
-    def _short(self, wanted: Sequence[int]) -> bool:
-        return any(w > p.num_blocks - NULL_BLOCKS for p, w in zip(self.pools, wanted, strict=True))
 
     # --- a request's blocks ------------------------------------------------------------------------------
 

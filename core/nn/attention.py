@@ -81,7 +81,7 @@ class Attention(nn.Module):
             context,
             weights,
             f"{layer}.{names.qkv or names.q}",
-            hidden,
+            spec.reads or hidden,
             parts[:1] if spec.shares is not None else parts[:2] if spec.key_is_value else parts,
             split="rows",
             bias=spec.qkv_bias,

@@ -6,7 +6,7 @@ import torch
 
 from core.contracts import AttentionBackend, Platform
 from core.nn.state import LayerCache, state_views
-from core.spec.kv import KVLayout, RecurrentState
+from core.spec.kv import KVLayout, RecurrentState, num_spare
 
 
 def make_caches(
@@ -17,16 +17,21 @@ def make_caches(
     caches: dict[int, LayerCache] = {}
     for group in layout.groups:
         pool, spec, size = layout.pools[group.pool], group.spec, group.block_size
+        num_blocks = pool.num_blocks + num_spare(layout.groups, group.pool)
         for slot, layer in enumerate(group.layers):
             if layer in own:
                 if (group.pool, slot) not in memory:
                     with torch.inference_mode(False):  # threads of features may write to it, in whatever mode they are
-                        memory[group.pool, slot] = platform.allocate(pool.num_blocks * pool.slot_bytes)
-                raw = memory[group.pool, slot][: pool.num_blocks * spec.page_bytes(size)]
+                        memory[group.pool, slot] = platform.allocate(num_blocks * pool.slot_bytes)
+                raw = memory[group.pool, slot][: num_blocks * spec.page_bytes(size)]
                 if isinstance(spec, RecurrentState):
-                    caches[layer] = state_views(raw, spec, pool.num_blocks)
+                    caches[layer] = state_views(raw, spec, num_blocks)
                 else:
                     shape = backend.cache_shape(spec, pool.num_blocks, size)
                     caches[layer] = raw.view(getattr(torch, spec.dtype)).view(shape)
-    blocks = {place: raw.view(layout.pools[place[0]].num_blocks, -1) for place, raw in memory.items()}
+    pools = {place: layout.pools[place[0]] for place in memory}
+    blocks = {
+        place: memory[place][: pool.num_blocks * pool.slot_bytes].view(pool.num_blocks, -1)
+        for place, pool in pools.items()
+    }
     return [caches[layer] for layer in own], blocks

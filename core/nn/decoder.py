@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import nn
 
+from core.errors import ModelError
 from core.nn.block import Block
 from core.nn.cross_attention import CrossAttention
 from core.nn.embedding import Embedding, Head
@@ -48,6 +49,7 @@ class Decoder(nn.Module):
         self._pipeline = context.pipeline
         self._dtype = context.dtype
         self._guided = spec.is_guided
+        self._taps: tuple[int, ...] = ()
         with torch.device(context.device):
             self._build_first(spec, context)
             self.encoder = Encoder(spec, self.embed, context, self.weights) if spec.encoder is not None else None
@@ -217,8 +219,23 @@ class Decoder(nn.Module):
             if block.attention is not None and block.attention.source is not None:
                 block.attention.cache = block.attention.source.cache
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """Have the stream before these layers, in ascending order, returned behind the hidden states, side by side.
+
+        As many as there are layers stands for what is behind the last one. Raises `ModelError` for others.
+        """
+        wrong = [layer for layer in layers if not 0 <= layer <= len(self.layers)]
+        if wrong or list(layers) != sorted(set(layers)):
+            raise ModelError(
+                f"hidden states of layers {list(layers)} are wanted; the model has {len(self.layers)} layers."
+            )
+        self._taps = tuple(layers)
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden]: after the last norm or, on earlier stages, as they were sent on."""
+        """Return hidden states [num_tokens, hidden]: after the last norm or, on earlier stages, as they were sent on.
+
+        Whoever has called `tap` finds the stream before layers behind them, along the second axis.
+        """
         x = self._enter(batch)
         step = Step(batch.positions, [*batch.attention, batch.counts])
         if self.encoder is not None and batch.entering:
@@ -227,13 +244,26 @@ class Decoder(nn.Module):
             step.embedded = x.clone()  # norms that add overwrite the stream
         residual: torch.Tensor | None = None
         own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x).unbind(1)
+        tapped: list[torch.Tensor] = []
         for index, block in enumerate(self._blocks):
+            if index in self._taps:
+                tapped.append(x.clone() if residual is None else x + residual)
             step.own = None if own is None else own[index]
             x, residual = block(x, residual, step)
         out, stream = join(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)
-        return out
+        if len(self._blocks) in self._taps:
+            tapped.append(stream)
+        return torch.cat((out, *tapped), dim=1) if tapped else out
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embedding of tokens [n], as wide as the first layer reads it, on the first stage."""
+        assert self.embed is not None, "only the first stage has an embedding"
+        x: torch.Tensor = self.embed(token_ids)
+        if self._embed_scale != 1.0:
+            x = x * self._embed_scale
+        return self.embed_in(x) if self.embed_in is not None and not self.spec.embed_in_last else x
 
     def _enter(self, batch: ForwardBatch) -> torch.Tensor:
         """Return what the first of our layers reads."""
@@ -277,6 +307,8 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
         """Return logits [n, vocab] in float32; `tokens` as `GeneratingModel.logits` has them."""
         assert self.head is not None, "only the last stage has a head"
+        if self._taps:
+            hidden = hidden[:, : self.spec.hidden_size]
         if self.embed_out is not None:
             hidden = self.embed_out(hidden, tokens)
         logits: torch.Tensor = self.head(hidden, tokens)

@@ -4,6 +4,9 @@ A step's tokens of one sequence are cut where blocks end. Such a segment reads t
 position before it and writes its own block's. Segments of equal length are computed together, as [n, length, ...];
 those that read what others of the same step write come after them. That may be another sequence: one that begins
 alike is given the other's blocks in the step that fills them.
+
+Guesses are segments of one token each, whose states go to spare places. Once it is known how many hold, the state behind the
+last of these is copied to its block, and so are those at boundaries before it.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
-from core.spec.kv import DTYPE_BYTES, RecurrentState
+from core.spec.kv import DTYPE_BYTES, LayerKV, RecurrentState
 
 if TYPE_CHECKING:
     from core.contracts import AttentionBackend, AttentionInputs, BuildContext
@@ -36,6 +40,14 @@ def state_views(memory: torch.Tensor, spec: RecurrentState, num_blocks: int) -> 
         page[:, : math.prod(shape) * DTYPE_BYTES[dtype]].view(getattr(torch, dtype)).view(num_blocks, *shape)
         for page, (shape, dtype) in zip(pages, spec.parts, strict=True)
     )
+
+
+def with_spare(layers: Sequence[LayerKV], spare: int) -> list[LayerKV]:
+    """Return what layers keep, states with so many spare ones beside."""
+    return [
+        LayerKV(layer.name, replace(layer.spec, spare=spare)) if isinstance(layer.spec, RecurrentState) else layer
+        for layer in layers
+    ]
 
 
 def state_dtype(context: BuildContext) -> str:
@@ -76,10 +88,42 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Guessed:
+    """Sequences with guesses. What does not hold is copied to where it stands."""
+
+    samples: torch.Tensor
+    """[n] their places among those that sample."""
+    spare: torch.Tensor
+    """[n] the place of the state behind each one's first guess."""
+    blocks: torch.Tensor
+    """[n, most guesses] the block of each guess's position."""
+    full: tuple[torch.Tensor, torch.Tensor]
+    """[m] of guesses at the end of a block: the sequence, and how many guesses stand before it."""
+
+    def moves(self, accepted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places of states that hold, and where they go."""
+        right = accepted[self.samples] - 1
+        rows = torch.cat((torch.arange(len(right), device=right.device), self.full[0]))
+        before = torch.cat((right - 1, self.full[1]))
+        holds = (before >= 0) & (before < right[rows])
+        sources = self.spare[rows] + before.clamp_(min=0)
+        return sources, torch.where(holds, self.blocks[rows, before], sources)
+
+
+@dataclass(frozen=True, slots=True)
 class StatePlan:
     """One state group in one step. Runs are in an order in which every state is written before it is read."""
 
     runs: tuple[Run, ...]
+    guessed: Guessed | None = None
+    """Where states behind guesses are."""
+
+    def keep(self, accepted: torch.Tensor, cache: States) -> None:
+        """Copy what holds of a layer's states behind guesses; accepted: [rows that sample] tokens."""
+        if self.guessed is not None:
+            sources, blocks = self.guessed.moves(accepted)
+            for states in cache:
+                states.index_copy_(0, blocks, states.index_select(0, sources))
 
     def compute(self, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
         """Return `function(run, *inputs)` for the tokens of every run, in the order of the step.
@@ -98,26 +142,64 @@ class StatePlan:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """What a step guesses of those of its sequences that sample."""
+
+    samples: Sequence[int]
+    """Indices of these sequences."""
+    counts: Ints
+    """Guesses of each, which are its last tokens."""
+    spare: int
+    """The first place for states behind guesses; there are as many as guesses."""
+
+
 def plan_states(
     starts: Ints,
     counts: Ints,
     tables: npt.NDArray[np.int32],
     block_size: int,
     to_device: Callable[[Ints], torch.Tensor] = torch.from_numpy,
+    guesses: Guesses | None = None,
 ) -> StatePlan:
     """Return the plan of a step that computes `counts` tokens of each sequence from `starts` on.
 
     `tables` [num_seqs, most blocks] are their block tables. A sequence that reads another's block stands behind it.
     """
     each = np.arange(len(starts))
-    if len(starts) == int(counts.sum()):
+    if guesses is None and len(starts) == int(counts.sum()):
         reads = np.where(starts > 0, tables[each, np.maximum(starts - 1, 0) // block_size], 0).astype(np.int64)
         writes = tables[each, starts // block_size].astype(np.int64)
         if not np.isin(reads[reads != writes], writes).any():
             both = to_device(np.concatenate((reads, writes)))
             return StatePlan((Run(len(each), 1, slice(0, len(each)), both[: len(each)], both[len(each) :]),))
-    runs = [_run(length, segments) for (_, length), segments in sorted(_waves(starts, counts, tables, block_size))]
-    return StatePlan(tuple(_on_device(runs, to_device)))
+    guessed, spare = np.zeros_like(counts), np.zeros_like(counts)
+    if guesses is not None:
+        guessed[guesses.samples] = guesses.counts
+        spare[guesses.samples] = guesses.spare + np.cumsum(guesses.counts) - guesses.counts
+    waves = _waves(starts, counts, tables, block_size, guessed, spare)
+    runs = [_run(length, segments) for (_, length), segments in sorted(waves)]
+    known = None if guesses is None else _guessed(starts + counts, tables, block_size, guesses, spare, to_device)
+    return StatePlan(tuple(_on_device(runs, to_device)), known)
+
+
+def _guessed(
+    ends: Ints,
+    tables: npt.NDArray[np.int32],
+    block_size: int,
+    guesses: Guesses,
+    spare: Ints,
+    to_device: Callable[[Ints], torch.Tensor],
+) -> Guessed:
+    samples = guesses.counts.nonzero()[0]
+    own, counts = np.asarray(guesses.samples, dtype=np.int64)[samples], guesses.counts[samples]
+    ahead = np.arange(int(counts.max(initial=0)))
+    positions = (ends[own] - counts)[:, None] + ahead
+    blocks = tables[own[:, None], np.minimum(positions // block_size, tables.shape[1] - 1)].astype(np.int64)
+    rows, before = ((positions % block_size == block_size - 1) & (ahead < counts[:, None])).nonzero()
+    arrays = samples, spare[own], blocks, rows, before
+    on_samples, on_spare, on_blocks, *full = map(to_device, arrays)
+    return Guessed(on_samples, on_spare, on_blocks, (full[0], full[1]))
 
 
 Segment = tuple[int, int, int]
@@ -125,23 +207,31 @@ Segment = tuple[int, int, int]
 
 
 def _waves(
-    starts: Ints, counts: Ints, tables: npt.NDArray[np.int32], block_size: int
+    starts: Ints, counts: Ints, tables: npt.NDArray[np.int32], block_size: int, guessed: Ints, spare: Ints
 ) -> Sequence[tuple[tuple[int, int], list[Segment]]]:
     """Return segments by (wave, length): a wave later than what writes the state they read."""
     written: dict[int, int] = {}  # block to the wave that writes it
     found: dict[tuple[int, int], list[Segment]] = {}
     place = 0
-    for start, count, table in zip(starts.tolist(), counts.tolist(), tables, strict=True):
-        end = start + count
+
+    def enter(length: int, read: int, write: int) -> None:
+        nonlocal place
+        wave = written.get(read, -1) + 1
+        written[write] = wave
+        found.setdefault((wave, length), []).append((place, read, write))
+        place += length
+
+    columns = (starts.tolist(), counts.tolist(), tables, guessed.tolist(), spare.tolist())
+    for start, count, table, ahead, first in zip(*columns, strict=True):
+        end = start + count - ahead
         while start < end:
             stop = min(end, (start // block_size + 1) * block_size)
-            read = int(table[(start - 1) // block_size]) if start else 0
-            write = int(table[start // block_size])
-            wave = written.get(read, -1) + 1
-            written[write] = wave
-            found.setdefault((wave, stop - start), []).append((place, read, write))
-            place += stop - start
+            enter(stop - start, int(table[(start - 1) // block_size]) if start else 0, int(table[start // block_size]))
             start = stop
+        behind = int(table[(end - 1) // block_size])
+        for write in range(first, first + ahead):
+            enter(1, behind, write)
+            behind = write
     return list(found.items())
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from core.config import EngineConfig
 from core.config.fields import Option
 from core.contracts import AdmissionExtension, Edge, ModelSource, RunnerExtension, SchedulerExtension
+from core.contracts.times import times_of
 from core.deprecated import advice
 from core.errors import ConfigError, PluginError, did_you_mean
 from core.plugin.blame import Blame
@@ -152,12 +153,16 @@ class Registry:
         """Construct what an entry stands for; return it, and what logs an error in a request and says who is to blame."""
         target = self.load(registered)
         with self.blame(registered):
-            made = target(*arguments)
+            made = times_of(self).around(registered.plugin.name, target(*arguments))
         return made, lambda error, request: self.blame(registered, request).told(error)
 
     def blame(self, registered: Registered, request: str | None = None) -> Blame:
         """Return a context manager (or decorator) that gives this entry's plugin the blame for what is raised in it."""
         return self.hooks.blame(registered.plugin, f"failed in entry {registered.label}", request)
+
+    def in_use(self, kind: str) -> list[Registered]:
+        """Return the entries of a kind that were loaded to be used, in that order."""
+        return [registered for registered in self._used.values() if registered.kind == kind]
 
     def check_combination(self, chosen: Iterable[Registered] | None = None) -> None:
         """Raise `ConfigError` when chosen entries exclude each other or lack what one of them needs.
@@ -239,8 +244,9 @@ class Registry:
 
     def _halves(self, half: str, config: EngineConfig) -> tuple[tuple[Blame, Any], ...]:
         answers = self.hooks.call(f"engine_{half}_extensions", config=config, registry=self)
-        action = f"failed in its {half} extension"
-        return tuple((self.hooks.blame(ref, action), each) for ref, found in answers for each in _listed(ref, found))
+        action, around = f"failed in its {half} extension", times_of(self).around
+        halves = ((ref, each) for ref, found in answers for each in _listed(ref, found))
+        return tuple((self.hooks.blame(ref, action), around(ref.name, each)) for ref, each in halves)
 
     def process_started(self, process: str) -> None:
         """Tell every plugin that this process has loaded them."""

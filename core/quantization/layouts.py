@@ -44,6 +44,8 @@ class Grouping:
     """Each input column names its group: they do not lie together."""
     is_float: bool = False
     """It is of `ScaledFloats`, not of `GroupedInts`."""
+    x_bits: int = 16
+    """What rows of inputs are rounded to, each with one scale, as the checkpoint was made for; float32 never is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Batch:
         self.departures = 0
         """Requests that have left a row."""
         self.quiet = 0
-        """Steps to come in which the members of the last one only go on."""
+        """Tokens that each member of the last step may compute in steps to come while nothing else happens."""
         self.stops: set[int] = set()
         """Tokens that may end somebody who runs, and perhaps some that no longer can."""
         self._members = Members(np.zeros(0, np.int64), [], [], [], -1)

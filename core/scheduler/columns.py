@@ -6,6 +6,7 @@ the tokens that come in.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import Final
@@ -15,8 +16,6 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-MANY: Final = 64
-"""Steps of accepted guesses that are written down together at the latest."""
 
 
 def where(rows: Ints) -> Ints | slice:
@@ -38,8 +37,8 @@ class Columns:
         """Tokens that have a place in every group."""
         self.last: Final = np.zeros(num_rows, np.int64)
         """Tokens whose keys and values are ever needed: all but the one at which it ends."""
-        self.slack: Final = np.zeros(num_rows, np.int64)
-        """Guesses in flight: how many of them hold is not known yet, and the row may be further by as many."""
+        self.guessing: Final[deque[tuple[Ints, Ints]]] = deque()
+        """Steps in flight with guesses, oldest first: their rows, and how many guesses of each."""
         self.live: Final = np.zeros(num_rows, np.bool_)
         """Rows that somebody has."""
         self._quiet = 0
@@ -47,11 +46,11 @@ class Columns:
         self._quiet_rows: Ints = np.zeros(0, np.int64)
         """... of these rows."""
         self._said: list[list[int]] = []
-        """Tokens that came in and are not written down, a column for each step ..."""
+        """Tokens that came in and are not written down, those of a step in one list ..."""
+        self._counts: list[list[int]] = []
+        """... how many of each row, where some were guessed ..."""
         self._said_rows = self._quiet_rows
         """... of these rows."""
-        self._accepted: list[tuple[Ints, Ints, Ints, list[int]]] = []
-        """Tokens of which some were guessed, and are not written down: rows, first positions, counts, tokens."""
 
     # --- what is known of rows ---------------------------------------------------------------------------
 
@@ -77,9 +76,15 @@ class Columns:
     def tokens(self) -> npt.NDArray[np.int32]:
         """[rows, positions]: known tokens; stale behind them."""
         self._write_down()
-        if self._accepted:
-            self._write_tokens()
         return self._tokens
+
+    @property
+    def slack(self) -> Ints:
+        """Guesses in flight: how many of them hold is not known yet, and the row may be further by as many."""
+        slack = np.zeros_like(self._known)
+        for rows, guesses in self.guessing:
+            slack[where(rows)] += guesses
+        return slack
 
     def decoding(self) -> Bools:
         """Return which rows have one token to compute, and sample then."""
@@ -97,7 +102,7 @@ class Columns:
         self._write_down()  # perhaps what nobody wants any more of who had the row
         self._tokens[row, :count] = tokens
         self._known[row] = self._total[row] = count
-        self._planned[row] = self.slack[row] = self.capacity[row] = 0
+        self._planned[row] = self.capacity[row] = 0
         self.last[row] = limit - 1
         self.live[row] = True
 
@@ -109,12 +114,14 @@ class Columns:
 
     # --- steps -------------------------------------------------------------------------------------------
 
-    def decode(self, rows: Ints) -> None:
-        """A step leaves that computes a token of each of these rows, and samples."""
+    def decode(self, rows: Ints, guesses: Ints | None) -> None:
+        """A step leaves that computes a token of each of these rows, and its guesses, and samples."""
         if self._quiet and rows is not self._quiet_rows:
             self._write_down()
         self._quiet_rows = rows
         self._quiet += 1
+        if guesses is not None:
+            self.guessing.append((rows, guesses))
 
     def compute(self, row: int, end: int) -> int:
         """A step leaves that computes a row's tokens up to `end`; return how many are left. Of none left, it samples."""
@@ -124,12 +131,14 @@ class Columns:
             self._total[row] = end + 1
         return left
 
-    def say(self, rows: Ints, tokens: list[int]) -> None:
-        """Take in one token of each of these rows."""
-        if self._said and rows is not self._said_rows:
+    def say(self, rows: Ints, tokens: list[int], counts: list[int]) -> None:
+        """Take in tokens, row by row: `counts` of each, of which all but one were guessed; empty: one of each."""
+        if self._said and (rows is not self._said_rows or bool(counts) != bool(self._counts)):
             self._write_down()
         self._said_rows = rows
         self._said.append(tokens)
+        if counts:
+            self._counts.append(counts)
 
     def extend(self, row: int, known: int, tokens: Sequence[int]) -> None:
         """Take in tokens of one row, behind those that are `known`, of which all but one were guessed."""
@@ -141,17 +150,6 @@ class Columns:
             self._planned[row] += more - 1
             self._total[row] += more - 1
 
-    def accept(self, rows: Ints, tokens: list[int], counts: Ints) -> None:
-        """Take in `counts` tokens of each of these rows, row by row, of which all but one were guessed."""
-        self._write_down()
-        self._accepted.append((rows, self._known[rows], counts, tokens))
-        here, more = where(rows), counts - 1
-        self._known[here] += counts
-        self._planned[here] += more
-        self._total[here] += more
-        if len(self._accepted) >= MANY:
-            self._write_tokens()
-
     def _write_down(self) -> None:
         if self._quiet:
             here = where(self._quiet_rows)
@@ -159,18 +157,27 @@ class Columns:
             self._total[here] += self._quiet
             self._quiet = 0
         if self._said:
-            said, rows, known = self._said, self._said_rows, self._known[self._said_rows]
-            self._said = []
+            said, counts, rows = self._said, self._counts, self._said_rows
+            self._said, self._counts = [], []
+            if counts:
+                self._write_guessed(rows, said, np.array(counts))
+                return
+            known = self._known[rows]
             if len(said) == 1:
                 self._tokens[rows, known] = said[0]
             else:
                 self._tokens[rows, known + np.arange(len(said))[:, None]] = said
             self._known[rows] = known + len(said)
 
-    def _write_tokens(self) -> None:
-        """Write all accepted tokens: each goes to a place of its own, so their order is of no matter."""
-        accepted, self._accepted = self._accepted, []
-        rows, starts, counts = (np.concatenate([entry[i] for entry in accepted]) for i in range(3))
-        tokens = np.fromiter(chain.from_iterable(entry[3] for entry in accepted), np.int32)
-        inside = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self._tokens[np.repeat(rows, counts), np.repeat(starts, counts) + inside] = tokens
+    def _write_guessed(self, rows: Ints, said: list[list[int]], counts: Ints) -> None:
+        """Write down steps, [steps, rows] `counts` of tokens in each: every token goes to a place of its own."""
+        steps, here = len(said), where(rows)
+        starts = (self._known[here] + np.cumsum(counts, axis=0) - counts).ravel()
+        tokens, each = np.fromiter(chain.from_iterable(said), np.int32), counts.ravel()
+        first = np.cumsum(each) - each
+        places = np.repeat(starts - first, each) + np.arange(len(tokens))
+        self._tokens[np.repeat(np.tile(rows, steps), each), places] = tokens
+        more = counts.sum(axis=0)
+        self._known[here] += more
+        self._planned[here] += more - steps
+        self._total[here] += more - steps

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from core.contracts.scheduling import MayStart, RunningRows
+from core.deprecated import by_request
 from core.errors import EngineError, PluginError
 from core.kv.manager import Load
 from core.scheduler.columns import Ints
@@ -31,20 +31,30 @@ class Extensions:
         self._reserved = methods("reserved")
         self._cached = methods("cached_tokens")
         self._load = methods("load")
-        self._guesses = methods("guesses") + tuple((name, _by_request(m)) for name, m in methods("extra_tokens"))
+        self._guesses = methods("guesses") + tuple((name, by_request(m)) for name, m in methods("extra_tokens"))
         self._limits = methods("limits")
         self._planned = methods("planned")
         self._pending = methods("pending")
         self._ended = methods("finished")
         self._result = dict(methods("result"))
         self._calls = dict(methods("call"))
-        steering = [e for e in extensions if any(hasattr(e, name) for name in ("guesses", "extra_tokens", "limits"))]
-        self._steering = tuple(getattr(e, "steers", lambda: True) for e in steering)
+
+        def steering(*names: str) -> tuple[Callable[[], bool], ...]:
+            return tuple(
+                getattr(e, "steers", lambda: True) for e in extensions if any(hasattr(e, name) for name in names)
+            )
+
+        self._limiting, self._guessing = steering("limits"), steering("guesses", "extra_tokens")
 
     @property
-    def steers(self) -> bool:
-        """Say whether any of them is to be asked in this step what rows compute."""
-        return bool(self._steering) and any(steers() for steers in self._steering)  # mostly there is none
+    def limiting(self) -> bool:
+        """Say whether any of them is to be asked in this step how few tokens rows compute."""
+        return bool(self._limiting) and any(steers() for steers in self._limiting)  # mostly there is none
+
+    @property
+    def guessing(self) -> bool:
+        """Say whether any of them is to be asked in this step how many guesses rows compute."""
+        return bool(self._guessing) and any(steers() for steers in self._guessing)
 
     def arrived(self, request: Any) -> None:
         """Show everyone a request that is about to be queued."""
@@ -83,7 +93,7 @@ class Extensions:
                     raise PluginError(
                         f"scheduler extension {name!r} guesses for {counts.shape} rows of {len(rows.rows)}."
                     )
-                wanted = counts if wanted is None else np.maximum(wanted, counts)
+                wanted = np.maximum(counts, 0 if wanted is None else wanted)
         return wanted
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
@@ -139,13 +149,3 @@ def _blamed(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
         raise PluginError(
             f"scheduler extension {name!r} failed in {method.__name__}: {type(error).__name__}: {error}", name, error
         ) from error
-
-
-def _by_request(method: Callable[[Any], int]) -> Callable[[RunningRows], list[int]]:
-    """Return `guesses` made of the older method `extra_tokens`, which is asked about one request at a time."""
-    warnings.warn("extra_tokens(request) is deprecated; write guesses(rows)", DeprecationWarning, stacklevel=2)
-
-    def guesses(rows: RunningRows) -> list[int]:
-        return [method(rows.request(row)) for row in rows.rows.tolist()]
-
-    return guesses

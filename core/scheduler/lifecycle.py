@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from core.contracts import SchedulingPolicy
-from core.errors import InvalidRequest, PluginError
+from core.errors import InvalidRequest
 from core.kv import KVManager, Lease
 from core.scheduler.batch import Batch
 from core.scheduler.extensions import Extensions
@@ -153,15 +153,14 @@ class Lifecycle:
             request.lease.offered = 0
         else:
             self.kv.commit(request.lease, request.tokens, min(request.planned, request.num_tokens))
+        keepers = 0
         try:
             keepers = self.extensions.finished(request)
-        except PluginError:
-            self.kv.close(request.lease, forget=forget)
-            raise
-        if keepers:
-            self.kept[request.request_id] = (request.lease, keepers)
-        else:
-            self.kv.close(request.lease, forget=forget)
+        finally:
+            if keepers:
+                self.kept[request.request_id] = (request.lease, keepers)
+            else:
+                self.kv.close(request.lease, forget=forget)
 
     def fail(self, request: Request, message: str) -> RequestDelta:
         """End a live request that failed alone."""

@@ -88,6 +88,8 @@ class Planner:
         self._max_step_tokens: Final = life.limits.max_step_tokens
         self._running: Final = Running(life.batch)
         self._steady = life.batch.members(np.zeros(0, np.int64))
+        self._most = 0
+        """Tokens that each of these may compute in a step of all."""
         self._ended: list[int] = []
         self._seldom: Final = Seldom(log)
 
@@ -98,12 +100,16 @@ class Planner:
 
     def plan(self) -> Flight | None:
         """Return the next step and what to remember of it; None if nothing can be computed now."""
-        batch, steers = self._batch, self._extensions.steers
-        changes = batch.prompts or batch.rows.num_leaving or self._ended or len(self._life.queue) or steers
-        if batch.quiet > 0 and not changes:
-            batch.quiet -= 1
-            plan = StepPlan(batch.issued + 1, [], [], [], [], [], [], [], {}, self._steady.rows)
-            return self._send(Flight(plan, self._steady, [], None, [], []))
+        batch, extensions = self._batch, self._extensions
+        changes = batch.prompts or batch.rows.num_leaving or self._ended or len(self._life.queue)
+        if batch.quiet > 0 and not changes and not extensions.limiting:
+            again, counts, each = extensions.guesses(self._running) if extensions.guessing else None, [], 1
+            if again is not None and (each := 1 + max(counts := again.tolist())) == 1:
+                again, counts = None, []
+            if each <= batch.quiet and each <= self._most:
+                batch.quiet -= each
+                plan = StepPlan(batch.issued + 1, [], [], [], [], [], [], [], {}, self._steady.rows, counts)
+                return self._send(Flight(plan, self._steady, [], again, [], []))
         self._ended += batch.rows.collect(batch.returned)
         draft = _Draft(batch.issued + 1, self._limits.max_num_batched_tokens)
         index, most, guesses = self._decode(draft)
@@ -134,17 +140,18 @@ class Planner:
         index = columns.decoding().nonzero()[0]
         here = where(index)
         most = columns.planned[here] + columns.slack[here]
-        if self._extensions.steers:
+        limiting, guessing = self._extensions.limiting, self._extensions.guessing
+        if limiting or guessing:
             ready = most < columns.last[here]
             if np.count_nonzero(ready) < len(ready):  # beyond it only results in flight can tell
                 index, most = index[ready], most[ready]
             self._running.rows = index
-            draft.most = self._extensions.limits(self._running)
+            draft.most = self._extensions.limits(self._running) if limiting else {}
             if draft.most:
                 chosen = [draft.most.get(row, 1) > 0 for row in index.tolist()]
                 self._running.rows = index = index[chosen]
                 most = most[chosen]
-            if not self._kv.keeps_states:  # a state cannot be taken back to before a token that is refused
+            if guessing:
                 guesses = self._wanted_guesses(draft, index, most)
         draft.budget -= len(index)
         ends = most + 1
@@ -168,7 +175,7 @@ class Planner:
         if draft.most:
             limits = [draft.most.get(row, sys.maxsize) - 1 for row in index.tolist()]
             guesses = np.minimum(guesses, limits)
-        left = draft.budget - len(index)
+        left = min(draft.budget - len(index), self._kv.most_guesses)
         if np.add.reduce(guesses) > left:
             guesses = np.maximum(np.minimum(left - np.cumsum(guesses) + guesses, guesses), 0)
         return guesses
@@ -333,19 +340,19 @@ class Planner:
             draft.blocks = [entry for entry in draft.blocks if entry[0] not in draft.preempted_rows]
         if guesses is not None and not np.count_nonzero(guesses):
             guesses = None
-        steady, columns, steps, ends = self._batch.members(index), self._columns, 0, []
+        steady, columns, room, ends = self._batch.members(index), self._columns, 0, []
         if len(index):
-            left = columns.last[where(index)] - most  # tokens to compute, the last one included
-            if guesses is not None:
-                left -= guesses
-            steps = int(np.minimum.reduce(left)) - 1
-            if steps <= 0:
-                ends = (left <= 1).nonzero()[0].tolist()
+            here = where(index)
+            behind = most + 1 if guesses is None else most + 1 + guesses
+            room = int(np.minimum.reduce(np.minimum(columns.capacity[here], columns.last[here] - 1) - behind))
+            if room < 0:
+                ends = (columns.last[here] <= behind).nonzero()[0].tolist()
         flight = self._issue(draft, steady, guesses, ends)
-        self._steady, batch = steady, self._batch
-        # So many steps need nothing but what this one did: no more room, and nobody's last token.
-        alone = steps > 0 and not (draft.requests or self._extensions.steers)
-        batch.quiet = min(int((columns.capacity[where(index)] - most).min()), steps) - 1 if alone else 0
+        self._steady, self._running.rows, batch = steady, index, self._batch
+        # So many tokens need nothing but what this step did: no more room, and nobody's last one.
+        batch.quiet = room if len(index) == len(batch) else 0
+        each = self._limits.max_num_batched_tokens, len(index) + self._kv.most_guesses
+        self._most = min(self._max_step_tokens, min(each) // max(1, len(index)))
         return flight
 
     def _issue(self, draft: _Draft, steady: Members, guesses: Ints | None, ends: list[int]) -> Flight:
@@ -355,13 +362,11 @@ class Planner:
         columns = rows, draft.starts, draft.counts, draft.samples
         plan = StepPlan(draft.step, self._ended, draft.new, draft.blocks, *columns, {}, steady.rows, counts)
         self._ended = []
-        if guesses is not None:
-            self._columns.slack[where(steady.index)] += guesses
         return self._send(Flight(plan, steady, draft.requests, guesses, ends, draft.unsure))
 
     def _send(self, flight: Flight) -> Flight:
         plan = flight.plan
-        self._columns.decode(flight.steady.index)
+        self._columns.decode(flight.steady.index, flight.guesses)
         self._batch.issued = plan.step
         self._kv.step_issued(plan.step)
         self._extensions.planned(plan)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import compress
+from operator import sub
 from typing import Final
 
 import numpy as np
 
 from core.errors import EngineError
 from core.scheduler.batch import Members
-from core.scheduler.columns import Bools, Ints, where
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planning import Flight
 from core.scheduler.request import Request, State
@@ -35,7 +35,7 @@ class ResultReader:
                 f"{num_rows} rows were to sample."
             )
         if flight.guesses is not None:
-            self._settle_guesses(steady, flight.guesses, is_whole=is_whole)
+            self._columns.guessing.popleft()
         rare = result.errors or result.logprobs or result.prompt_logprobs or result.pooled
         if rare or plan.step <= self._life.distrusted:
             return StepNews([], [], self._read_all(flight, result))
@@ -56,27 +56,15 @@ class ResultReader:
                 news.deltas.append(self._take(request, own, 0, None, None))
         return news
 
-    def _settle_guesses(self, steady: Members, guesses: Ints, *, is_whole: bool) -> None:
-        """What was guessed in a step is guessed no longer: its result says what holds."""
-        rows = steady.index
-        if not is_whole:
-            same = self._still(steady)
-            rows, guesses = rows[same], guesses[same]
-        self._columns.slack[where(rows)] -= guesses
-
     def _still(self, steady: Members) -> list[bool]:
         return [request.row == row for request, row in zip(steady.requests, steady.rows, strict=True)]
 
     def _read_steady(self, flight: Flight, tokens: list[int], counts: list[int]) -> StepNews:
         """The usual step: nobody ends, nobody has left. Kept free of everything that is rare."""
         steady = flight.steady
-        if not counts:
-            self._columns.say(steady.index, tokens)
-        else:
-            accepted = np.fromiter(counts, np.int64, len(counts))
-            if np.count_nonzero(_impossible(accepted, flight.guesses)):
-                return self._read_guessed(flight, tokens, counts)
-            self._columns.accept(steady.index, tokens, accepted)
+        if counts and not _possible(counts, flight.plan.guesses or [0] * len(counts)):
+            return self._read_guessed(flight, tokens, counts)
+        self._columns.say(steady.index, tokens, counts)
         return StepNews(steady.request_ids, tokens, [], counts)
 
     def _read_mixed(self, flight: Flight, tokens: list[int]) -> StepNews:
@@ -88,7 +76,7 @@ class ResultReader:
             places.update(place for place, same in enumerate(self._still(steady)) if not same)
         news = StepNews(steady.request_ids.copy(), tokens.copy(), [])
         # Those who are looked at have theirs by then, and what is written for who has left means nothing.
-        self._columns.say(steady.index, tokens)
+        self._columns.say(steady.index, tokens, [])
         order = sorted(places)
         for place in reversed(order):
             del news.request_ids[place], news.token_ids[place]
@@ -105,7 +93,7 @@ class ResultReader:
         steady, columns = flight.steady, self._columns
         index, accepted = steady.index, np.fromiter(counts, np.int64, len(counts))
         particular = columns.known[index] + accepted > columns.last[index]
-        particular |= _impossible(accepted, flight.guesses)
+        particular |= (accepted < 1) | (accepted > (1 if flight.guesses is None else 1 + flight.guesses))
         behind = np.cumsum(accepted)
         stopping = [place for place, token in enumerate(tokens) if token in self._batch.stops]
         particular[np.searchsorted(behind, stopping, side="right")] = True
@@ -113,8 +101,9 @@ class ResultReader:
             particular |= ~np.array(self._still(steady), np.bool_)
         plain = ~particular
         own = list(compress(tokens, np.repeat(plain, accepted).tolist()))
-        columns.accept(index[plain], own, accepted[plain])
-        news = StepNews(list(compress(steady.request_ids, plain.tolist())), own, [], accepted[plain].tolist())
+        held = accepted[plain].tolist()
+        columns.say(index[plain], own, held)
+        news = StepNews(list(compress(steady.request_ids, plain.tolist())), own, [], held)
         for place in particular.nonzero()[0].tolist():
             request, new = steady.requests[place], tokens[behind[place] - counts[place] : behind[place]]
             guessed = 0 if flight.guesses is None else int(flight.guesses[place])
@@ -175,10 +164,9 @@ class ResultReader:
         )
 
 
-def _impossible(accepted: Ints, guesses: Ints | None) -> Bools:
-    """Return whose number of tokens cannot be."""
-    found: Bools = (accepted < 1) | (accepted > (1 if guesses is None else 1 + guesses))
-    return found
+def _possible(counts: list[int], guesses: list[int]) -> bool:
+    """Say whether every row may have got so many tokens. Mostly the bounds of all tell, in a moment."""
+    return min(counts) >= 1 and (max(counts) <= 1 + min(guesses) or max(map(sub, counts, guesses)) <= 1)
 
 
 def _undelivered(request: Request, start: int, entries: list[Logprobs] | None) -> list[Logprobs] | None:

@@ -148,6 +148,7 @@ class Scheduler:
         """A step failed as a whole: end every request that a plan in flight names; the others go on."""
         requests = {r.request_id: r for flight in self._flights for r in flight.requests}
         self._flights.clear()
+        self._life.batch.columns.guessing.clear()
         self._life.batch.returned = self._life.batch.issued
         self.kv.step_returned(self._life.batch.issued)
         self.kv.distrust_all()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from core.errors import ConfigError, ModelError
+from core.spec.ahead import AheadSpec
 from core.spec.latent import LatentAttentionSpec
 from core.spec.names import WeightNames
 from core.spec.parts import NormSpec, Temperature
@@ -48,6 +49,8 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_size: int
+    reads: int = 0
+    """Width of what it reads, where that is not the stream's."""
     rope: RopeSpec | None = None
     """None: no rotary positions in this layer."""
     scale: float | None = None
@@ -378,6 +381,8 @@ class DecoderSpec:
     pooling: PoolingSpec | None = None
     """What it makes of a prompt instead of tokens."""
     encoder: EncoderSpec | None = None
+    ahead: AheadSpec | None = None
+    """What its checkpoint has besides, to continue its hidden states by another token; not among `layers`."""
     names: WeightNames = field(default_factory=WeightNames)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ have equal bytes draw from one pool of blocks; others have their own.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -78,6 +79,8 @@ class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
     """Shape and dtype of each tensor the state consists of."""
     block_size: int | None = None
     """Tokens between two states that can be found again; None takes the configured number."""
+    spare: int = 0
+    """States beside those of blocks: for the guesses of one step, of which nobody knows yet how many hold."""
 
     @property
     def part_bytes(self) -> list[int]:
@@ -135,3 +138,13 @@ class KVLayout(msgspec.Struct, frozen=True):
     pools: list[PoolLayout]
     hash_block_size: int
     """Tokens per link of the prefix hash chain; divides every group's block size."""
+
+    def first_spare(self, group: int) -> int:
+        """Return the first of a state group's spare states: they lie behind its pool's blocks, group by group."""
+        pool = self.groups[group].pool
+        return self.pools[pool].num_blocks + num_spare(self.groups[:group], pool)
+
+
+def num_spare(groups: Sequence[GroupLayout], pool: int) -> int:
+    """Return the spare states of all groups that draw from a pool."""
+    return sum(g.spec.spare for g in groups if g.pool == pool and isinstance(g.spec, RecurrentState))

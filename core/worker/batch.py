@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from core.contracts import AttentionInputs
-from core.nn.state import StatePlan, plan_states
+from core.nn.state import Guesses, StatePlan, plan_states
 from core.spec.kv import CrossAttention, KVLayout, RecurrentState
 from core.step import NewRow, StepPlan
 from core.worker.inputs import Ahead, Steady, StepInputs
@@ -167,10 +167,11 @@ class Batch:
         step.beside = [new for new in step.new if new.beside]
         for group, layout in enumerate(self._layout.groups):
             if isinstance(layout.spec, RecurrentState):
-                assert step.guesses is None, "a state cannot be taken back to before a guess"
-                table = self._tables[group][step.row_index]
-                states = plan_states(step.row_starts, step.row_counts, table, layout.block_size, self._to_device)
-                step.groups.append(states)
+                table, guesses = self._tables[group][step.row_index], None
+                if step.guesses is not None:
+                    guesses = Guesses(step.samples, step.guesses, self._layout.first_spare(group))
+                sequences = step.row_starts, step.row_counts, table
+                step.groups.append(plan_states(*sequences, layout.block_size, self._to_device, guesses))
             elif isinstance(layout.spec, CrossAttention):
                 owners = [new.row for new in step.beside]
                 rows = np.repeat(np.asarray(owners, dtype=np.int64), self._beside[owners])

@@ -22,9 +22,12 @@ class Extensions:
 
         self._loaded, self._attach = having("loaded"), having("attach")
         self._begin, self._before_forward = having("begin"), having("before_forward")
+        self._after_forward = having("after_forward")
         self._before_sample, self._verify = having("before_sample"), having("verify")
         self._sampled, self._after_sample = having("sampled"), having("after_sample")
         self._calls, self._closing = dict(having("call")), having("close")
+        self.most_guesses = max((getattr(e, "most_guesses", 0) for _, e in extensions), default=0)
+        """Of one row in one step."""
         self.follows = bool(self._begin or self._sampled)
         """One may want to know where rows go on."""
         self.wants_sampled = bool(self._sampled)
@@ -50,6 +53,11 @@ class Extensions:
         """Show the batch before the model runs."""
         for name, call in self._before_forward:
             call(batch, payloads.get(name))
+
+    def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payloads: Mapping[str, bytes]) -> None:
+        """Show what the model has made of the batch."""
+        for name, call in self._after_forward:
+            call(batch, hidden, payloads.get(name))
 
     def before_sample(self, logits: torch.Tensor, rows: SampleRows, payloads: Mapping[str, bytes]) -> torch.Tensor:
         """Return the logits to sample from."""

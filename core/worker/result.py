@@ -1,4 +1,4 @@
-"""A step's result while it is still on the device, log-probabilities included; `get` is the only copy to the host."""
+"""A step's result while it is still on the device; `get` is the only copy to the host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from core.errors import NO_CHOICE
+from core.ops.logprobs import Gathered, to_lists
 from core.step import Logprobs, StepResult
 from core.types.pooling import Pooled
 
@@ -18,45 +19,6 @@ _NON_FINITE: Final = -1
 _NO_CHOICE: Final = -2
 """What stands for a token there."""
 NON_FINITE = "the model produced non-finite numbers for this request"
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """Values at m positions, still on the device."""
-
-    tokens: torch.Tensor
-    """[m] int64."""
-    values: torch.Tensor
-    """[m] float32."""
-    ranks: torch.Tensor
-    """[m] int64."""
-    best_tokens: torch.Tensor
-    """[m, k] int64, best first."""
-    best_values: torch.Tensor
-    counts: list[int]
-    """How many of the best each position asked for."""
-
-
-def gather(scores: torch.Tensor, tokens: torch.Tensor, counts: list[int]) -> Gathered:
-    """Look up `tokens` [m] and the best `counts[i]` of each row in scores [m, vocab]; -1 means all."""
-    vocab = scores.shape[-1]
-    counts = [vocab if count < 0 else min(count, vocab) for count in counts]
-    values = scores.gather(1, tokens[:, None])
-    best = torch.topk(scores, max(counts, default=0), dim=-1)
-    # Summed as numbers: counting booleans takes thirty times as long on a CPU. Exact up to 2**24 tokens.
-    better = torch.gt(scores, values, out=torch.empty_like(scores)).sum(dim=-1)
-    ranks = better.to(torch.int64) + 1
-    return Gathered(tokens, values[:, 0], ranks, best.indices, best.values, counts)
-
-
-def to_lists(gathered: Gathered) -> list[Logprobs]:
-    """Copy to the host; one entry per position."""
-    tokens, values, ranks = gathered.tokens.tolist(), gathered.values.tolist(), gathered.ranks.tolist()
-    best_tokens, best_values = gathered.best_tokens.tolist(), gathered.best_values.tolist()
-    return [
-        Logprobs([tokens[i], *best_tokens[i][:count]], [values[i], *best_values[i][:count]], ranks[i])
-        for i, count in enumerate(gathered.counts)
-    ]
 
 
 @dataclass(slots=True)

@@ -18,12 +18,13 @@ import torch
 from core.config import EngineConfig
 from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, Runner, Stage, StageParts
 from core.contracts.scheduling import LoadedParts, WorkerParts
+from core.contracts.times import times_of
 from core.contracts.workers import Join
 from core.errors import LastStageFailed
 from core.nn.caches import make_caches
 from core.nn.loading import attention_facts, load_model, read_model, weight_bytes
 from core.nn.parallel import ParallelGroup, Pipeline
-from core.nn.state import prepare
+from core.nn.state import prepare, with_spare
 from core.plugin import Registry
 from core.spec.kv import KVLayout, RecurrentState
 from core.step import StepPlan, StepResult, WorkerInfo
@@ -35,6 +36,8 @@ from core.worker.stream import Beside, Inline, Launched
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+MOST_GUESSING_ROWS = 16
+"""Of a model with states: so many rows may guess as much as they like in one step."""
 
 
 class Step:
@@ -123,7 +126,9 @@ class Worker:
         )
         self._ops = context.ops
         self._added = self._extensions.loaded(LoadedParts(self._config, self._source, self.model, context, facts))
-        self._layers = [*self.model.kv_layers, *chain.from_iterable(self._added.values())]
+        guessing_rows = min(self._config.scheduler.max_num_seqs or 1, MOST_GUESSING_ROWS)
+        layers = [*self.model.kv_layers, *chain.from_iterable(self._added.values())]
+        self._layers = with_spare(layers, self._extensions.most_guesses * guessing_rows)
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
         """Make the cache and the batch; after this, plans can be executed.
@@ -138,9 +143,11 @@ class Worker:
         self.model.bind_kv(caches[: len(self.model.kv_layers)])
         groups = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
         self._group_of_layer = [groups[layer] for layer in own]
+        places = zip(self._group_of_layer, caches, strict=True)
+        self._states = [(at, states) for at, states in places if isinstance(layout.groups[at].spec, RecurrentState)]
         self._null_blocks = [blocks[0] for blocks in memory.values()]
-        states = any(isinstance(group.spec, RecurrentState) for group in layout.groups)  # padding would change block 0
-        sizes = self._platform.sizes(config) if hasattr(self._platform, "sizes") and not states else ()
+        # Padding would change block 0.
+        sizes = self._platform.sizes(config) if hasattr(self._platform, "sizes") and not self._states else ()
         max_num_seqs, max_model_len = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
         batch = Batch(max_num_seqs, max_model_len, layout, self._device, depth=self.depth, sizes=sizes)
         batch.keeps_ends, self._batch = extensions.follows, batch
@@ -149,7 +156,8 @@ class Worker:
             StageParts(config, self._spec, self.model, batch, extensions, is_last, device, PendingResult, self._ops)
         )
         wrap = getattr(self._platform, "wrap", None)
-        self._forward: Callable[[ForwardBatch], torch.Tensor] = self.model if wrap is None else wrap(self.model, sizes)
+        forward: Callable[[ForwardBatch], torch.Tensor] = self.model if wrap is None else wrap(self.model, sizes)
+        self._forward = times_of(self._registry).timed(self._registry.in_use("models")[0].plugin.name, forward)
 
         def parts_of(name: str) -> WorkerParts:
             first = len(self.model.kv_layers)
@@ -176,7 +184,7 @@ class Worker:
 
     def _settle(self) -> None:
         """Take note of how far rows have come in steps that are over."""
-        certain = self._batch.is_guessing and not getattr(self._backend, "device_lengths", False)
+        certain = self._batch.is_guessing and (self._states or not getattr(self._backend, "device_lengths", False))
         while self._in_flight and (certain or len(self._in_flight) >= self.depth):
             ahead, work = self._in_flight.popleft()
             try:
@@ -200,8 +208,13 @@ class Worker:
         batch = self._forward_batch(inputs)
         self._extensions.before_forward(batch, plan.payloads)
         hidden = self._forward(batch)[: inputs.num_tokens]
+        self._extensions.after_forward(batch, hidden, plan.payloads)
         sample = cast("Callable[[], PendingResult]", partial(self._stage.run, plan, inputs, hidden, errors))
-        return sample() if self._pipeline.size == 1 else self._across_stages(plan.step, inputs, sample)
+        pending = sample() if self._pipeline.size == 1 else self._across_stages(plan.step, inputs, sample)
+        if pending.accepted is not None:
+            for group, states in self._states:
+                inputs.groups[group].keep(pending.accepted, states)
+        return pending
 
     def _forward_batch(self, inputs: StepInputs) -> ForwardBatch:
         groups, padding = self._batch.gather(inputs), inputs.padding

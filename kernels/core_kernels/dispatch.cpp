@@ -236,16 +236,16 @@ EXPORT int32_t core_quantized_rows(void* out, const void* weight, const int64_t*
 // `order`, or null, names the number of x for each of a weight's row.
 EXPORT void core_quantized_linear(void* out, const void* x, const void* weight, const int32_t* order, int64_t rows,
                                   int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
-                                  int64_t halves, int64_t zeros, int32_t dtype) {
+                                  int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, order,
-                               {code, group, halves != 0, zeros != 0}, dtype);
+                               {code, group, halves != 0, zeros != 0, x_bits}, dtype);
 }
 
 EXPORT void core_quantized_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                    int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
-                                   int64_t halves, int64_t zeros, int32_t dtype) {
+                                   int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                               {code, group, halves != 0, zeros != 0}, dtype);
+                               {code, group, halves != 0, zeros != 0, x_bits}, dtype);
 }
 
 // Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on.
@@ -289,15 +289,17 @@ EXPORT int32_t core_superblock_rows(void* out, const void* weight, const int64_t
 }
 
 EXPORT void core_superblock_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                                   int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind, int32_t dtype) {
-    chosen->superblocks->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_stride}, kind, dtype);
+                                   int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind, int32_t x_bits,
+                                   int32_t dtype) {
+    chosen->superblocks->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_stride}, {kind, x_bits},
+                                 dtype);
 }
 
 EXPORT void core_superblock_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                     int64_t out_size, int64_t in_size, int64_t x_stride, int64_t out_stride, int32_t kind,
-                                    int32_t dtype) {
+                                    int32_t x_bits, int32_t dtype) {
     chosen->superblocks->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_stride}, counts, groups,
-                                 kind, dtype);
+                                 {kind, x_bits}, dtype);
 }
 
 // Adds to out what the adapter of each row makes of x.

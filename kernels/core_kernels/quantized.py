@@ -29,7 +29,8 @@ class QuantizedOps(ScaledOps):
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
     bfloat16 or float16. `has_zeros`: each group has a zero point as well. `is_float`: codes are four-bit floats, twice as
-    large. Weights that are rounded here are integers with scales in bfloat16 and without zero points.
+    large. Weights that are rounded here are integers with scales in bfloat16 and without zero points. `x_bits`: what x is
+    rounded to unless it is float32; 16 loses next to nothing, 8, for weights of 8 bits, takes one scale for a row of x.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class QuantizedOps(ScaledOps):
         *,
         has_zeros: bool = False,
         is_float: bool = False,
+        x_bits: int = 16,
     ) -> None:
         if bits not in (4, 8) or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"bits are 4 or 8, groups multiples of {FILLED} up to {LARGEST_GROUP}"
@@ -49,11 +51,14 @@ class QuantizedOps(ScaledOps):
             raise ValueError(
                 f"floats of {bits} bits{' with zero points' * has_zeros}: kept are those of 4 bits without"
             )
+        if x_bits not in (16, bits):
+            raise ValueError(f"rows of {x_bits} bits by weights of {bits}: both are 8, or rows are of 16")
         self.bits: Final = bits
         self.group: Final = group
         self.scales: Final = scales
         self.has_zeros: Final = has_zeros
         self.is_float: Final = is_float
+        self.x_bits: Final = x_bits
         self._code: Final = FLOAT_CODE if is_float else bits
         facts = (self._code, group, int(scales == torch.float16), int(has_zeros))
         super().__init__(library, library.core_quantized_rows, facts, f"{bits} bits")
@@ -114,9 +119,12 @@ class QuantizedOps(ScaledOps):
         out = x.new_empty(*x.shape[:-1], rows)
         self._linear(
             out.data_ptr(), flat.data_ptr(), weight.data_ptr(), None if order is None else order.data_ptr(),
-            flat.shape[0], rows, width, flat.stride(0), *self._facts, DTYPES[x.dtype],
+            flat.shape[0], rows, width, flat.stride(0), *self._told(x),
         )  # fmt: skip
         return out
+
+    def _told(self, x: Tensor) -> tuple[int, ...]:
+        return (*self._facts, 16 if x.dtype == torch.float32 else self.x_bits, DTYPES[x.dtype])
 
 
 def row_bytes(width: int, bits: int, group: int, group_bytes: int = 2) -> int:

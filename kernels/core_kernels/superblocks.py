@@ -41,12 +41,15 @@ KINDS: Final = {
 class SuperblockOps(TiledOps):
     """For one kind of block.
 
-    A product's row depends on its row of x alone.
+    A product's row depends on its row of x alone. That is rounded to integers of `x_bits`: 16, which in bfloat16 loses next
+    to nothing, or 8, with a scale for those inputs that share one of the weight (16 or 32), which is twice as fast with
+    many rows. None: 16 where x is float32, else 8.
     """
 
-    def __init__(self, library: ctypes.CDLL, kind: str) -> None:
+    def __init__(self, library: ctypes.CDLL, kind: str, x_bits: int | None = None) -> None:
         self.kind: Final = kind
         self.block: Final = KINDS[kind]
+        self.x_bits: Final = x_bits
         super().__init__(library, library.core_superblock_rows, (self.block.number,), kind)
         self._pack: Final = library.core_superblock_pack
         self._linear: Final = library.core_superblock_linear
@@ -80,7 +83,7 @@ class SuperblockOps(TiledOps):
         x = self._readable(x, weight)
         self._linear(
             out.data_ptr(), x.data_ptr(), weight.data_ptr(), len(x), out.shape[1], x.shape[1],
-            x.stride(0), out.stride(0), self.block.number, DTYPES[x.dtype],
+            x.stride(0), out.stride(0), self.block.number, self._bits_of(x), DTYPES[x.dtype],
         )  # fmt: skip
 
     def grouped(self, x: Tensor, weights: Tensor, counts: Tensor, out: Tensor) -> None:
@@ -91,8 +94,11 @@ class SuperblockOps(TiledOps):
         x = self._readable(x, weights)
         self._grouped(
             out.data_ptr(), x.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), out.shape[1], x.shape[1],
-            x.stride(0), out.stride(0), self.block.number, DTYPES[x.dtype],
+            x.stride(0), out.stride(0), self.block.number, self._bits_of(x), DTYPES[x.dtype],
         )  # fmt: skip
+
+    def _bits_of(self, x: Tensor) -> int:
+        return self.x_bits or (16 if x.dtype == torch.float32 else 8)
 
     def _readable(self, x: Tensor, weight: Tensor) -> Tensor:
         self._fits(weight, x.shape[1])

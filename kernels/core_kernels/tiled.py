@@ -70,9 +70,13 @@ class ScaledOps(TiledOps):
         out = x.new_empty(len(x), rows)
         self._grouped(
             out.data_ptr(), flat.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), rows, x.shape[-1],
-            flat.stride(0), *self._facts, DTYPES[x.dtype],
+            flat.stride(0), *self._told(x),
         )  # fmt: skip
         return out
+
+    def _told(self, x: Tensor) -> tuple[int, ...]:
+        """Return what a product with x is told of the format and of x."""
+        return (*self._facts, DTYPES[x.dtype])
 
     def _rows_of(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return x as rows that the library can read."""

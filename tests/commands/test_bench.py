@@ -62,6 +62,7 @@ def test_every_benchmark_has_help_with_its_own_flags(name: str, capsys: Printed)
         (["throughput", *SCRIPTED, "--dataset-path", "x"], "--dataset-path goes with --dataset-name custom,"),
         (["throughput", *SCRIPTED, "--random-range-ratio", "1"], "use 0 to less than 1."),
         (["throughput", *SCRIPTED, "--output-len", "-1"], "--output-len -1 asks for nothing"),
+        (["throughput", *SCRIPTED, "--hf-output-len", "0"], "--hf-output-len 0 asks for nothing"),
         (["startup", *SCRIPTED, "--num-iters-warm", "0", "--num-iters-cold", "0"], "are both 0"),
         (["startup", *SCRIPTED, "--num-iters-warm", "0"], "only the files of a model in a local folder"),
         (["step", "--running", "0"], "--running 0 is too small"),

@@ -104,6 +104,67 @@ def test_questions_of_one_category_are_asked(tmp_path: Path) -> None:
     assert [(sample.prompt, sample.output_tokens) for sample in made] == [("math one", 9)] * 2
 
 
+ROWS = [{"question": f"number {number}?", "answer": "a b c", "other": number} for number in range(4)]
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet"])
+def test_rows_of_any_kind_of_file_are_asked(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{kind}"
+    match kind:
+        case "json":
+            path.write_text(json.dumps({"data": ROWS}))
+        case "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        case "csv":
+            path.write_text("question,answer,other\n" + "".join(",".join(map(str, r.values())) + "\n" for r in ROWS))
+        case "parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(ROWS), path)
+    flags = ["--hf-output-len", "-1", "--num-prompts", "4"]
+    made = samples("--dataset-name", "hf", "--dataset-path", str(path), *flags, units=Words())
+    assert sorted(sample.prompt for sample in made) == [row["question"] for row in ROWS]
+    assert {(sample.output_tokens, sample.prompt_tokens) for sample in made} == {(3, 2)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [
+        ([], "train"),
+        (["--hf-split", "test"], "test"),
+        (["--hf-subset", "hard", "--hf-split", "validation"], "hard"),
+        (["--hf-split", "test", "--hf-column", "note"], "noted"),
+    ],
+)
+def test_a_folder_has_splits_and_subsets(flags: list[str], asked: str, tmp_path: Path) -> None:
+    for name, prompt in (("data/train-00000-of-00001", "train"), ("data/test-0", "test"), ("hard/validation", "hard")):
+        file = tmp_path / f"{name}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"prompt": prompt, "note": [{"role": "user", "content": "noted"}]}) + "\n")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "train.jsonl").write_text("broken")
+    made = samples("--dataset-name", "hf", "--dataset-path", str(tmp_path), "--num-prompts", "1", *flags)
+    assert [sample.prompt for sample in made] == [asked]
+
+
+@pytest.mark.parametrize(
+    ("files", "flags", "message"),
+    [
+        ({}, [], "there are no data files"),
+        ({"train.jsonl": "no"}, [], "train.jsonl: cannot be read"),
+        ({"train.jsonl": "[1]"}, [], "not an object"),
+        ({"train.jsonl": '{"a": "b"}'}, [], "no text in prompt or .* it has the columns a. Name one with --hf-column"),
+        ({"train.jsonl": '{"prompt": "b"}'}, ["--hf-split", "test"], "no files with 'test' in their names"),
+        ({"train.jsonl": '{"prompt": "b"}'}, ["--hf-subset", "x"], "--hf-subset x: there is no such folder"),
+        ({"train.jsonl": '{"prompt": "b"}'}, ["--hf-output-len", "-1"], "a row has no answer"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(files: dict[str, str], flags: list[str], message: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        samples("--dataset-name", "hf", "--dataset-path", str(tmp_path), *flags)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

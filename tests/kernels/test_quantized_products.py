@@ -187,6 +187,34 @@ def test_groups_of_rows_multiply_by_their_own_weight(isa: str, bits: int) -> Non
         assert torch.equal(found, torch.cat([found[:0], *alone]))
 
 
+def of_eight_bits(x: torch.Tensor) -> torch.Tensor:
+    """Return float64 x, whose largest number of each row has become 127 steps."""
+    own = x.double()
+    steps = own.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    return (own / steps).round() * steps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_rows_of_eight_bits_have_one_scale_alone_and_in_company(isa: str, dtype: torch.dtype, has_zeros: bool) -> None:
+    ops = QuantizedOps(LIBRARY, 8, 32, torch.float16, has_zeros=has_zeros, x_bits=8)
+    for rows, width in ((70, 300), (128, 72)):
+        codes = torch.randint(-128, 128, (rows, width), dtype=torch.int8)
+        scales = torch.rand(rows, -(-width // 32)) / 100
+        zeros = torch.randint(-9, 9, scales.shape) if has_zeros else None
+        own = ops.empty(rows, width, dtype)
+        ops.place(own, rows, 0, codes, scales, zeros)
+        plain, x = ops.rows(own, rows, width, torch.arange(rows)), torch.randn(40, width).to(dtype)
+        found = ops.linear(x, own, rows)
+        bound = TOLERANCE[dtype] * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
+        assert ((found.double() - of_eight_bits(x) @ plain.double().T).abs() <= bound).all()
+        for count in COUNTS[1:]:
+            assert torch.equal(ops.linear(x[-count:], own, rows), found[-count:])
+        exactly = QuantizedOps(LIBRARY, 8, 32, torch.float16, has_zeros=has_zeros)
+        assert torch.equal(ops.linear(x.float(), own, rows), exactly.linear(x.float(), own, rows))
+        assert not torch.equal(exactly.linear(x, own, rows), found)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_large_products_are_shared_out_and_stay_the_same(isa: str, bits: int) -> None:
     ops, weight, x = QuantizedOps(LIBRARY, bits, 128), torch.randn(1100, 144), torch.randn(400, 144)
@@ -211,6 +239,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ops.linear(torch.randn(3, 40), own, 20)
     with pytest.raises(IndexError, match="there are 20"):
         ops.rows(own, 20, 10, torch.tensor([0, 20]))
+    with pytest.raises(ValueError, match="rows of 8 bits by weights of 4: both are 8, or rows are of 16"):
+        QuantizedOps(LIBRARY, 4, 32, x_bits=8)
     for bits, group in ((5, 32), (4, 12), (8, 0), (8, 512)):
         with pytest.raises(ValueError, match="bits are 4 or 8"):
             QuantizedOps(LIBRARY, bits, group)

@@ -24,6 +24,8 @@ HALVES = {
     "Q6_K": (208,),
 }
 """Where blocks have their scales; others at 0."""
+GROUPS = {"Q2_K": 16, "Q3_K": 16, "Q6_K": 16}
+"""Inputs that share a scale; of others 32."""
 SIZES = [(16, 1), (70, 3), (130, 2)]
 """Rows, and blocks of a row."""
 COUNTS = [1, 2, 5, 13, 70]
@@ -62,6 +64,13 @@ def product(ops: SuperblockOps, x: torch.Tensor, weight: torch.Tensor, rows: int
     return out
 
 
+def in_eight_bits(kind: str, x: torch.Tensor) -> torch.Tensor:
+    """Return float64 x, of which the largest number among those that share a scale of the weight has become 127 steps."""
+    own = x.double().unflatten(1, (-1, GROUPS.get(kind, 32)))
+    steps = own.abs().amax(2, keepdim=True) / 127
+    return ((own / steps.clamp(min=1e-30)).round() * steps).flatten(1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_and_products_are_those_of_the_blocks_alone_and_in_company(isa: str, kind: str) -> None:
     ops = SuperblockOps(LIBRARY, kind)
@@ -73,22 +82,38 @@ def test_rows_and_products_are_those_of_the_blocks_alone_and_in_company(isa: str
         assert torch.allclose(found, plain, rtol=1e-5, atol=1e-6)
         for dtype, tolerance in TOLERANCE.items():
             x = torch.randn(max(COUNTS), width).to(dtype)
-            together = product(ops, x, weight, rows)
             scale = x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
-            assert ((together.double() - x.double() @ plain.double().T).abs() <= tolerance * scale).all()
-            for count in COUNTS:
-                assert torch.equal(product(ops, x[-count:], weight, rows), together[-count:])
+            for bits, rounded in ((16, x.double()), (8, in_eight_bits(kind, x))):
+                bound = SuperblockOps(LIBRARY, kind, bits)
+                together = product(bound, x, weight, rows)
+                assert ((together.double() - rounded @ plain.double().T).abs() <= tolerance * scale).all()
+                for count in COUNTS:
+                    assert torch.equal(product(bound, x[-count:], weight, rows), together[-count:])
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 16), (torch.bfloat16, 8), (torch.float16, 8)], ids=str)
+def test_as_many_bits_as_the_dtype_of_x_asks_for(isa: str, dtype: torch.dtype, bits: int) -> None:
+    stored = random_blocks("Q4_K", 64, 2)
+    weight, x = kept(SuperblockOps(LIBRARY, "Q4_K"), stored), torch.randn(3, 512).to(dtype)
+    found, exactly, other = (
+        product(SuperblockOps(LIBRARY, "Q4_K", own), x, weight, 64) for own in (None, bits, 24 - bits)
+    )
+    assert torch.equal(found, exactly)
+    assert not torch.equal(found, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
-def test_groups_of_rows_multiply_by_their_own_weight_into_a_wider_tensor(isa: str, kind: str) -> None:
+def test_groups_of_rows_multiply_by_their_own_weight_into_a_wider_tensor(
+    isa: str, kind: str, dtype: torch.dtype
+) -> None:
     ops = SuperblockOps(LIBRARY, kind)
     rows, width, counts = 40, 2 * ops.block.inputs, [3, 0, 90, 1]
     stored = [random_blocks(kind, rows, 2) for _ in counts]
     weights = ops.empty(rows, width, len(counts))
     for weight, own in zip(weights, stored, strict=True):
         ops.pack(weight, rows, 0, own)
-    x, out = torch.randn(sum(counts), width), torch.zeros(sum(counts), rows + 9)
+    x, out = torch.randn(sum(counts), width).to(dtype), torch.zeros(sum(counts), rows + 9, dtype=dtype)
     ops.grouped(x, weights, torch.tensor(counts), out[:, 5 : 5 + rows])
     for own, part, found in zip(stored, x.split(counts), out.split(counts), strict=True):
         alone = product(ops, part, kept(ops, own), rows)
@@ -111,8 +136,9 @@ def test_large_products_are_shared_out_and_stay_the_same(isa: str) -> None:
         LIBRARY.core_kernels_threads(threads)  # type: ignore[union-attr]
 
 
-def test_what_is_no_number_stays_none(isa: str) -> None:
-    ops = SuperblockOps(LIBRARY, "Q8_0")
+@pytest.mark.parametrize("bits", [8, 16])
+def test_what_is_no_number_stays_none(isa: str, bits: int) -> None:
+    ops = SuperblockOps(LIBRARY, "Q8_0", bits)
     weight = kept(ops, random_blocks("Q8_0", 16, 8))
     x = torch.ones(3, 256)
     x[0, 7], x[1, 9] = float("nan"), float("inf")

@@ -237,3 +237,22 @@ def test_a_broken_checkpoint_is_one_clear_error(
     )
     with pytest.raises(ModelError, match=message):
         scores(LLAMA, tmp_path, stored, CompressedTensors(config("pack-quantized", weights(**INT_GROUPS))))
+
+
+@pytest.mark.parametrize(
+    ("activations", "bits"),
+    [
+        ({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}, 8),
+        ({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": False}, 16),
+        ({"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": True}, 16),
+        ({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}, 16),
+        (None, 16),
+    ],
+)
+def test_activations_are_rounded_only_as_they_come_and_to_eight_bits(activations: Any, bits: int) -> None:
+    facts = config("int-quantized", weights(8, type="int", strategy="channel"))
+    facts["config_groups"]["group_0"]["input_activations"] = activations
+    stored = CompressedTensors(facts).decide("model.layers.0.mlp.down_proj")
+    assert stored is not None
+    assert stored.grouping is not None
+    assert stored.grouping.x_bits == bits

@@ -126,6 +126,8 @@ class FakeWorker:
             [*range(len(plan.steady)), *(len(plan.steady) + i for i in plan.samples)],
         )
         assert not plan.guesses or (len(plan.guesses) == len(samples) and any(plan.guesses))
+        spare = [group.spec.spare for group in self.layout.groups if isinstance(group.spec, RecurrentState)]
+        assert not spare or sum(plan.guesses) <= min(spare), "more guesses than states can be taken back for"
         guesses = [0] * len(sequences)
         for index, count in zip(samples, plan.guesses, strict=False):
             guesses[index] = count
@@ -209,6 +211,8 @@ class FakeWorker:
                         self._write_and_read(sequence, item.tables[i], position, position + 1)
                 for position in range(end + count - 1, end + guessed):  # those that do not leave what nobody may read
                     for index, group in enumerate(self.layout.groups):
+                        if isinstance(group.spec, RecurrentState):
+                            continue  # its state lies in a spare place
                         self._write(group, item.tables[i][index][position // group.block_size], position, (-3, -3))
                 sequence.low += count - 1
                 sequence.high -= guessed - (count - 1)
@@ -302,11 +306,12 @@ LAYERS = {
         LayerKV("c", ChunkedLocal(1, 16, "float32", block_size=4, chunk=12)),
     ],
     "windowed": [LayerKV("a", SlidingWindow(1, 8, "float32", window=5))],
-    "states": [LayerKV("a", RecurrentState((((8,), "float32"),), block_size=4))],
+    "states": [LayerKV("a", RecurrentState((((8,), "float32"),), block_size=4, spare=6))],
+    "bare states": [LayerKV("a", RecurrentState((((8,), "float32"),), block_size=4))],
     "stateful": [
         LayerKV("a", FullAttention(1, 8, "float32")),
         LayerKV("b", SlidingWindow(1, 8, "float32", window=6)),
-        LayerKV("c", RecurrentState((((3, 8), "float32"), ((8, 8), "float32")), block_size=6)),
+        LayerKV("c", RecurrentState((((3, 8), "float32"), ((8, 8), "float32")), block_size=6, spare=5)),
     ],
     "none": [],
 }

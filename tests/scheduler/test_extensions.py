@@ -231,8 +231,18 @@ def test_guesses_keep_to_the_budget_and_to_the_end():
     assert any(plan.guesses for plan in engine.plans)
 
 
-def test_states_are_not_guessed_for():
-    engine = Engine("states", extensions=[Drafts()])
+@pytest.mark.parametrize("layers", ["states", "stateful"])
+def test_as_much_is_guessed_as_states_can_be_taken_back_for(layers):
+    engine = Engine(layers, extensions=[Drafts()])
+    for i in range(4):
+        engine.add(f"r{i}", prompt(6, i), 20, eos_token_ids=())
+    engine.run()
+    engine.check_outputs()
+    assert engine.worker.num_guessed > 0
+
+
+def test_states_without_spare_ones_are_not_guessed_for():
+    engine = Engine("bare states", extensions=[Drafts()])
     engine.add("a", prompt(6), 9, eos_token_ids=())
     engine.run()
     assert not any(plan.guesses for plan in engine.plans)

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from test_limits import Served
 
-from builtin_plugins.routes.streams import event, event_with_text
+from builtin_plugins.routes.anthropic.writing import MessageWriter
+from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
+from builtin_plugins.routes.responses.tools import Known
+from builtin_plugins.routes.responses.writing import ResponseWriter
+from builtin_plugins.routes.streams import event, event_with_text, numbered_event_with_text, typed_event
+from core.api import ArgumentsPiece, CallBegun, CallEnded, Logprob, ReasoningPiece, TextPiece
 
 
 @pytest.mark.parametrize("model", ["demo", 'text":"', '{"text":""}', "\\"])
@@ -18,6 +23,57 @@ def test_an_event_with_another_text_is_what_it_would_be(model: str, text: str) -
         return {"model": model, "choices": [{"index": 0, "text": text, "finish_reason": None}], "usage": None}
 
     assert event_with_text(data(""), "text")(text) == event(data(text))
+
+
+@pytest.mark.parametrize("text", ["", '"', '"delta":""', "\n\u2028\x00", "é🦊%d"])
+def test_a_numbered_event_with_another_text_is_what_it_would_be(text: str) -> None:
+    def data(number: int, text: str) -> dict[str, Any]:
+        return {"type": "a%d", "number": number, "item": '"number":-1', "delta": text, "logprobs": []}
+
+    assert numbered_event_with_text(data(-1, ""), "number", "delta")(17, text) == typed_event(data(17, text))
+
+
+SCORED = Scored([3], [{3: Logprob(-0.5, 1, "d")}])
+ENDED = Ended("tool_calls", None, 3, 0, 9, 1, context_full=False)
+ANSWER: list[list[Event]] = [
+    [Begun(3, 0), ReasoningPiece("I ")],
+    [ReasoningPiece("think")],
+    [TextPiece("")],
+    [TextPiece("a")],
+    [TextPiece('"text":""')],
+    [TextPiece("b"), TextPiece("c")],
+    [SCORED, TextPiece("d")],
+    [SCORED],
+    [TextPiece("e")],
+    [CallBegun(0, "weather", "call_1"), ArgumentsPiece(0, "{")],
+    [ArgumentsPiece(0, "}")],
+    [CallEnded(0, True)],
+    [TextPiece("f")],
+    [TextPiece("g")],
+    [ENDED],
+]
+"""By delivery, what an answer brings."""
+
+
+def test_the_short_encoding_tells_messages_as_the_long_one_does() -> None:
+    short, long = (MessageWriter("msg_1", "demo", thoughts="summarized", cached_details=True) for _ in range(2))
+    for events in ANSWER:
+        told = b"".join(typed_event(data) for each in events for data in long.take(each))
+        assert short.told(events) == told
+    assert short.message == long.message
+
+
+def test_the_short_encoding_tells_responses_as_the_long_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtin_plugins.routes.responses.writing.new_id", lambda kind: f"{kind}_1")
+    monkeypatch.setattr("builtin_plugins.routes.responses.writing.now", lambda: 5)
+    known = {"weather": Known("function", "weather")}
+    short, long = (
+        ResponseWriter({"id": "resp_1", "output": []}, known, include=(), num_top=0, cached_details=True)
+        for _ in range(2)
+    )
+    for events in ANSWER:
+        assert short.encoded(events) == b"".join(map(typed_event, long.told(events)))
+    assert short.response == long.response
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream_options": {"include_usage": True}}])

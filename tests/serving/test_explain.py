@@ -82,9 +82,11 @@ def test_who_waits_is_told_for_what_and_where_the_time_went_afterwards(api: Api,
     assert "is waiting: it is the next; all 1 places are taken (--max-num-seqs)" in waits[0]
     assert "is running: " in runs[0]
     assert "s in the queue" in ended[0]
-    assert "has ended (length)" in ended[1]
-    assert "queued" in ended[1]
-    assert "generating" in ended[1]
+    assert "for all requests: " in ended[1]
+    assert "scripted " in ended[1]
+    assert "has ended (length)" in ended[2]
+    assert "queued" in ended[2]
+    assert "generating" in ended[2]
 
 
 async def told_of(api: Api, name: str) -> list[str]:

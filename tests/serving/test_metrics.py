@@ -35,6 +35,7 @@ num_preemptions counter
 num_requests_running gauge
 num_requests_waiting gauge
 plugin_faults counter plugin process
+plugin_seconds counter plugin process
 prefix_cache_hits counter
 prefix_cache_queries counter
 process_memory_bytes gauge process
@@ -73,11 +74,13 @@ OURS |= {
     "memory_bytes",
     "memory_limit_bytes",
     "plugin_faults",
+    "plugin_seconds",
     "process_memory_bytes",
     "server_restarts",
 }
 HEALTH = {"status": "ready", "open_requests": 3, "restarts": 2, "sinks": [{"sink": "s", "faults": 4}]}
 HEALTH["memory"] = {"owners": {"acme_cache": (5, 10)}, "engine": [], "faults": {"acme": (2, "OSError: gone")}}
+HEALTH["memory"]["seconds"] = {"acme": 1.5}
 HEALTH["server_restarts"] = 1
 VLLM = """
 num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries prefix_cache_hits num_preemptions
@@ -171,6 +174,10 @@ def test_what_vllm_counts_is_here_or_has_a_reason():
 
 def test_faults_of_plugins_are_counted_by_process():
     assert value_of(exercised(), "engine_plugin_faults_total", plugin="acme", process="api") == 2.0
+
+
+def test_time_of_plugins_is_counted_by_process():
+    assert value_of(exercised(), "engine_plugin_seconds_total", plugin="acme", process="api") == 1.5
 
 
 def test_counters_and_histograms_are_spelt_as_prometheus_spells_them():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,13 +45,44 @@ def test_defaults_and_names_of_methods(options: Any) -> None:
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "is more than prompt_lookup_max"),
         ({"method": "ngram", "disable_by_batch_size": 1}, "would never guess"),
         ({"num_speculative_tokens": 3}, "names no method"),
-        ({"method": "eagle3", "model": "x"}, "not read in this version"),
-        ({"method": "deepseek_mtp"}, "the model's own layers"),
+        ({"method": "eagle", "speculative_token_tree": "[(0,), (1,), (0, 0)]"}, "trees with branches"),
+        ({"method": "eagle", "speculative_token_tree": 3}, "is no chain"),
     ],
 )
 def test_what_cannot_be_is_refused(given: Any, says: str, options: Any) -> None:
     with pytest.raises(ConfigError, match=says):
         read(given, options)
+
+
+def test_a_chain_is_a_tree_and_vllms_other_keys_are_taken(options: Any) -> None:
+    given = {"method": "deepseek_mtp", "speculative_token_tree": "[(0,), (0, 0)]", "enforce_eager": True}
+    found = read(given, options)
+    assert found is not None
+    assert (found.method, found.most) == ("mtp", 2)
+
+
+@pytest.mark.parametrize(
+    ("stated", "method", "most"),
+    [
+        ({"model_type": "llama"}, "draft_model", 5),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}, "eagle3", 3),
+        ({"model_type": "eagle", "architectures": ["EagleLlamaModel"]}, "eagle", 3),
+        ({"medusa_num_heads": 4}, "medusa", 5),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator", 5),
+        (
+            {"speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 4}]}},
+            "eagle3",
+            4,
+        ),
+    ],
+)
+def test_a_checkpoint_says_its_method(
+    stated: dict[str, Any], method: str, most: int, options: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    found = read({"model": str(tmp_path)}, options)
+    assert found is not None
+    assert (found.method, found.most) == (method, most)
 
 
 def test_pipelines_are_refused_by_name(options: Any) -> None:

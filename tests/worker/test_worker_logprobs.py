@@ -6,10 +6,10 @@ import pytest
 import torch
 from step_driver import Driver
 
+from core.ops.logprobs import gather, to_lists
 from core.step import Logprobs
 from core.testing.fake_model import NAN_TOKEN, FakeConfig
 from core.types import SamplingParams
-from core.worker.result import gather, to_lists
 
 PROMPT = [5, 9, 30, 7, 22, 41, 8]
 BIASED = {"temperature": 0.5, "logit_bias": {3: 50.0}, "top_k": 2}

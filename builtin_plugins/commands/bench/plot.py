@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,16 @@ from core.api import ConfigError
 
 SUFFIXES: Final = (".png", ".svg", ".pdf")
 COLOURS: Final = ("#3b6fb6", "#e0803a", "#4d9a5b", "#a04d8f", "#8a8a8a")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over x, each the mean of several runs."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    apart: Sequence[float]
+    """Standard deviation of the runs that a value is of."""
 
 
 def check_plot(file: str) -> None:
@@ -24,7 +35,7 @@ def check_plot(file: str) -> None:
 
 def plot_distributions(file: str, title: str, panels: Mapping[str, Sequence[float]], unit: str) -> None:
     """Draw, for each name, the share of values up to x, with median and 99th percentile marked."""
-    figure, axes = _figure(title, len(panels))
+    figure, (axes,) = _figure(title, len(panels))
     for axis, colour, (name, values) in zip(axes, COLOURS, panels.items(), strict=False):
         ordered = sorted(values)
         shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
@@ -43,7 +54,7 @@ def plot_distributions(file: str, title: str, panels: Mapping[str, Sequence[floa
 
 def plot_bars(file: str, title: str, unit: str, bars: Mapping[str, Mapping[str, float]]) -> None:
     """Draw one horizontal bar for each name, made of its parts."""
-    figure, (axis,) = _figure(title, 1, height=1.4 + 0.5 * len(bars))
+    figure, ((axis,),) = _figure(title, 1, height=1.4 + 0.5 * len(bars))
     parts = list(dict.fromkeys(part for values in bars.values() for part in values))
     names = list(bars)
     left = [0.0] * len(names)
@@ -65,7 +76,7 @@ def plot_lines(
     file: str, title: str, x: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], xlabel: str
 ) -> None:
     """Draw lines over x, both axes logarithmic, one panel for each quantity."""
-    figure, axes = _figure(title, len(panels))
+    figure, (axes,) = _figure(title, len(panels))
     for axis, (name, lines) in zip(axes, panels.items(), strict=True):
         for colour, (label, values) in zip(COLOURS, lines.items(), strict=False):
             axis.plot(x, values, "o-", color=colour, label=label, markersize=4)
@@ -78,18 +89,58 @@ def plot_lines(
     _save(figure, file)
 
 
+def plot_grid(
+    file: str,
+    title: str,
+    grid: Sequence[Sequence[tuple[str, Mapping[str, Curve]]]],
+    names: tuple[str, str],
+    scales: tuple[str, str],
+    *,
+    bars: bool,
+) -> None:
+    """Draw rows of panels, each with a title and curves by label; `names` and `scales` are those of x and y."""
+    figure, axes = _figure(title, max(len(row) for row in grid), height=3.4 * len(grid), rows=len(grid))
+    for row, panels in zip(axes, grid, strict=True):
+        for axis, (name, curves) in zip(row, panels, strict=True):
+            for index, (label, curve) in enumerate(curves.items()):
+                colour, error = COLOURS[index % len(COLOURS)], curve.apart if bars else None
+                axis.errorbar(curve.x, curve.y, error, fmt="o-", color=colour, label=label, markersize=4, capsize=2)
+            axis.set(title=name, xlabel=names[0], ylabel=names[1], xscale=scales[0], yscale=scales[1])
+            if any(curves):
+                axis.legend(frameon=False, fontsize=8)
+    _save(figure, file)
+
+
+def plot_frontier(
+    file: str,
+    points: Sequence[tuple[float, float, str]],
+    best: Sequence[tuple[float, float, str]],
+    names: tuple[str, str],
+) -> None:
+    """Draw points, and a line through the best of them, which are labelled."""
+    figure, ((axis,),) = _figure("", 1, height=4.6, rows=1)
+    axis.plot([x for x, _, _ in points], [y for _, y, _ in points], "o", color=COLOURS[4], markersize=4)
+    axis.plot([x for x, _, _ in best], [y for _, y, _ in best], "o-", color=COLOURS[0], markersize=5)
+    for x, y, label in best:
+        axis.annotate(label, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axis.set(xlabel=names[0], ylabel=names[1])
+    axis.margins(x=0.12, y=0.1)
+    _save(figure, file)
+
+
 def _figures(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _figure(title: str, panels: int, height: float = 3.4) -> tuple[Any, Any]:
+def _figure(title: str, panels: int, height: float = 3.4, rows: int = 1) -> tuple[Any, Any]:
+    """Return a figure and its axes, by row."""
     # lazy: optional extra, imported by name so that types can be checked without it
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(max(6.4, 3.6 * panels), height), layout="constrained"
     )
     figure.suptitle(title, fontsize=11)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    for axis in axes:
+    axes = figure.subplots(rows, panels, squeeze=False)
+    for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes

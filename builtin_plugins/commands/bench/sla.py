@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from builtin_plugins.commands.bench.grid import Point, read_settings
+from builtin_plugins.commands.bench.pictures import SweepPareto, SweepPlot
 from builtin_plugins.commands.bench.report import check_counts
 from builtin_plugins.commands.bench.sweep import (
     SweepServe,
@@ -140,9 +141,14 @@ class SweepServeSla(SweepServe):
 class Sweep:
     """What is swept is chosen by the subcommand."""
 
-    help = "Measure a server over combinations of its settings and of its load."
+    help = "Measure a server over combinations of its settings and of its load, and draw what was measured."
     takes_engine_options = False
-    subcommands: ClassVar[Mapping[str, type[Command]]] = {"serve": SweepServe, "serve_sla": SweepServeSla}
+    subcommands: ClassVar[Mapping[str, type[Command]]] = {
+        "serve": SweepServe,
+        "serve_sla": SweepServeSla,
+        "plot": SweepPlot,
+        "plot_pareto": SweepPareto,
+    }
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add nothing: all arguments belong to the subcommands."""

@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.commands.bench.recorded import READERS
+from builtin_plugins.commands.bench.recorded import READERS as RECORDED
+from builtin_plugins.commands.bench.rows import hf
 from builtin_plugins.commands.bench.units import Prompt, Units
 from core.api import ConfigError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from random import Random
 
+READERS: Final = {**RECORDED, "hf": hf}
 DATASETS: Final = ("random", "prefix_repetition", *READERS)
 
 
@@ -53,7 +55,11 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
     """Add what is asked."""
     add = parser.add_argument_group("what is asked").add_argument
     add("--dataset-name", choices=DATASETS, default="random", help="where prompts come from (default: random)")
-    add("--dataset-path", metavar="FILE", help='custom: lines of {"prompt": ...}; others: their own file')
+    add(
+        "--dataset-path",
+        metavar="FILE",
+        help='custom: lines of {"prompt": ...}; hf: a file or a folder; others: their own file',
+    )
     add("--num-prompts", type=int, default=num_prompts, metavar="N", help=f"requests (default: {num_prompts})")
     for name, default, text in (
         ("input", 128, "tokens of a random prompt"),
@@ -78,6 +84,10 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
         ("spec-bench", "output", 256, "tokens to generate for a question of Spec-Bench"),
     ):
         add(f"--{dataset}-{name}-len", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    add("--hf-split", metavar="NAME", help="of a folder of hf (default: train, test or validation, the first there is)")
+    add("--hf-subset", metavar="NAME", help="folder within the folder of hf")
+    add("--hf-column", metavar="NAME", help="what is asked (default: prompt, question and the like)")
+    add("--hf-output-len", type=int, metavar="N", help="tokens to generate for a row of hf; -1: as long as its answer")
     add("--spec-bench-category", metavar="NAME", help="questions of this category only")
     add("--prefix-repetition-suffix-len", type=int, default=256, metavar="N", help="tokens after it (default: 256)")
 
@@ -89,8 +99,11 @@ def check_dataset(args: argparse.Namespace) -> None:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs its file: give --dataset-path.")
     if args.dataset_path is not None and not needs_file:
         raise ConfigError(f"--dataset-path goes with --dataset-name {', '.join(READERS)}; not {args.dataset_name}.")
-    if args.dataset_path is not None and not Path(args.dataset_path).is_file():
-        raise ConfigError(f"--dataset-path {args.dataset_path}: there is no such file.")
+    path = None if args.dataset_path is None else Path(args.dataset_path)
+    if path is not None and not (path.is_file() or (args.dataset_name == "hf" and path.is_dir())):
+        raise ConfigError(f"--dataset-path {args.dataset_path}: there is no such file; nothing is downloaded.")
+    if args.hf_output_len is not None and args.hf_output_len < 1 and args.hf_output_len != -1:
+        raise ConfigError(f"--hf-output-len {args.hf_output_len} asks for nothing; use at least 1, or -1.")
     if not 0 <= args.random_range_ratio < 1:
         raise ConfigError(f"--random-range-ratio {args.random_range_ratio:g} is out of range; use 0 to less than 1.")
     if args.output_len < 1 and not (needs_file and args.output_len == -1):

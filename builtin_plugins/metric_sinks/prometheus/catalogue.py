@@ -125,16 +125,17 @@ STATE: Final = (
     MetricSpec("sink_faults", "counter", "Exceptions of metric sinks.", labels=("sink",)),
 )
 """What is asked when somebody looks."""
-FAULTS: Final = (
+PLUGINS: Final = (
     MetricSpec(
         "plugin_faults", "counter", "Exceptions in a plugin's code, those of sinks apart.", labels=("plugin", "process")
     ),
+    MetricSpec("plugin_seconds", "counter", "Time that calls of a plugin's code took.", labels=("plugin", "process")),
 )
-"""What plugins have raised, asked when somebody looks."""
+"""What plugins have raised, and how long they took, asked when somebody looks."""
 MEMORY: Final = (
     MetricSpec("memory_bytes", "gauge", "Memory by owner.", labels=("process", "owner")),
     MetricSpec("memory_limit_bytes", "gauge", "The most an owner may have.", labels=("process", "owner")),
     MetricSpec("process_memory_bytes", "gauge", "Resident memory of a process.", labels=("process",)),
 )
 """Where memory is, asked when somebody looks."""
-METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *FAULTS, *MEMORY)
+METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *PLUGINS, *MEMORY)

@@ -15,6 +15,7 @@ from builtin_plugins.metric_sinks.prometheus.system import heap_bytes, resident_
 from core.contracts.faults import faults_of
 from core.contracts.infos import infos_of
 from core.contracts.memory import memory_of
+from core.contracts.times import times_of
 
 if TYPE_CHECKING:
     from core.contracts import Registry
@@ -26,7 +27,7 @@ INDEX_ENTRY_BYTES: Final = 400
 
 
 def process_memory(registry: Registry, process: str) -> dict[str, Any]:
-    """Return what is known of this process's memory, and what plugins have raised in it, as plain data.
+    """Return what is known of this process's memory, and what plugins have raised and taken in it, as plain data.
 
     What the allocator holds has no other name.
     """
@@ -40,6 +41,7 @@ def process_memory(registry: Registry, process: str) -> dict[str, Any]:
         "heap_free": free,
         "owners": owners,
         "faults": faults_of(registry),
+        "seconds": times_of(registry).so_far(),
     }
 
 

@@ -27,12 +27,17 @@ class ProcessMemory:
     owners: Sizes
     faults: Mapping[str, Sequence[Any]]
     """What plugins have raised in it (`core.contracts.faults`)."""
+    seconds: Mapping[str, float]
+    """How long calls of plugins took in it (`core.contracts.times`)."""
 
 
 def processes(
-    owners: Mapping[str, tuple[int, int]], engine: Sequence[bytes], faults: Mapping[str, Sequence[Any]] | None = None
+    owners: Mapping[str, tuple[int, int]],
+    engine: Sequence[bytes],
+    faults: Mapping[str, Sequence[Any]] | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> Iterator[ProcessMemory]:
-    """Yield this process, whose `owners` and `faults` are given, and those that have answered, each once.
+    """Yield this process, whose `owners`, `faults` and `seconds` are given, and those that have answered, each once.
 
     Halves of a feature that are in one process say the same; an engine in this process adds to it.
     """
@@ -42,11 +47,10 @@ def processes(
     for answer in answers:
         if answer["pid"] not in seen:
             seen.add(answer["pid"])
-            yield _whole(
-                answer["process"], answer["resident"], answer["heap_free"], answer["owners"], answer.get("faults") or {}
-            )
+            of_plugins = answer.get("faults") or {}, answer.get("seconds") or {}
+            yield _whole(answer["process"], answer["resident"], answer["heap_free"], answer["owners"], *of_plugins)
     if os.getpid() not in seen:
-        yield _whole(API, *here, owners, faults or {})
+        yield _whole(API, *here, owners, faults or {}, seconds or {})
 
 
 def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
@@ -55,10 +59,15 @@ def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
 
 
 def _whole(
-    process: str, resident: int, free: int, owners: Mapping[str, Sequence[int]], faults: Mapping[str, Sequence[Any]]
+    process: str,
+    resident: int,
+    free: int,
+    owners: Mapping[str, Sequence[int]],
+    faults: Mapping[str, Sequence[Any]],
+    seconds: Mapping[str, float],
 ) -> ProcessMemory:
     sizes: Sizes = {owner: (now, most) for owner, (now, most) in owners.items()}
     sizes[FREE_HEAP] = free, None
     named = sum(now for now, _ in sizes.values())
     sizes[OTHER] = max(0, resident - named), None
-    return ProcessMemory(process, resident, sizes, faults)
+    return ProcessMemory(process, resident, sizes, faults, seconds)

@@ -41,7 +41,9 @@ class PrometheusSink:
         self._prompt, self._by_source = numbers["prompt_tokens"], numbers["prompt_tokens_by_source"]
         self._cached, self._generated = numbers["prompt_tokens_cached"], numbers["generation_tokens"]
         self._success, self._http = numbers["request_success"], numbers["http_requests"]
-        self._calls, self._faults = numbers["tool_calls"], numbers["plugin_faults"]
+        self._calls, self._faults, self._seconds = (
+            numbers[name] for name in ("tool_calls", "plugin_faults", "plugin_seconds")
+        )
         for reason in FINISH_REASONS:
             self._success.set(0.0, reason)
         for known in KNOWN:
@@ -148,15 +150,19 @@ class PrometheusSink:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def _set_memory(self, told: Mapping[str, Any]) -> None:
-        """Take what this process and those of the engine say of their memory, and of what plugins raised in them.
+        """Take what this process and those of the engine say of their memory, and of what plugins raised and took in them.
 
-        The memory of one that is gone is left out, its faults stay until there is another of its name.
+        The memory of one that is gone is left out, its plugins' numbers stay until there is another of its name.
         """
         bytes_, limits, resident = (self._families[spec.name] for spec in MEMORY)
         for family in (bytes_, limits, resident):
             family.values.clear()
         self._infos = infos(told.get("engine") or ())
-        for found in processes(told.get("owners") or {}, told.get("engine") or (), told.get("faults")):
+        for found in processes(
+            told.get("owners") or {}, told.get("engine") or (), told.get("faults"), told.get("seconds")
+        ):
+            for plugin, seconds in found.seconds.items():
+                self._seconds.set(seconds, plugin, found.process)
             for plugin, (count, _) in found.faults.items():
                 self._faults.set(count, plugin, found.process)
             resident.set(found.resident, found.process)

@@ -16,7 +16,7 @@ from core.quantization.packing import WORD, centred, unpack_words
 class IntsFormat(StoredFormat):
     """Signed integers, a byte each. `zero`: the name of zero points of the same type; empty: there are none.
 
-    Activations are not rounded, whatever the checkpoint was made for.
+    `x_bits`: what activations may be rounded to, with one scale for a token's: 8 where the checkpoint was made for that.
     """
 
     def __init__(
@@ -29,12 +29,14 @@ class IntsFormat(StoredFormat):
         zero: str = "",
         order: str = "",
         optional: str = "",
+        x_bits: int = 16,
     ) -> None:
         self._bits, self._shared = bits, shared
         self._weight, self._scale, self._zero, self._order = weight, scale, zero, order
         self.suffixes = tuple(name for name in (weight, scale, zero, order) if name)
         self.optional_suffixes = tuple(optional.split())
-        self.grouping = Grouping(bits, shared.columns or -1, has_zeros=bool(zero), is_ordered=bool(order))
+        zeros, ordered = bool(zero), bool(order)
+        self.grouping = Grouping(bits, shared.columns or -1, has_zeros=zeros, is_ordered=ordered, x_bits=x_bits)
         self.stored_bits = 8 + 16 / (shared.columns or 1024)
 
     def check(self, part: Part) -> None:

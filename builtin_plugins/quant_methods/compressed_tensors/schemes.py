@@ -12,7 +12,7 @@ from core.api import ModelError
 from core.quantization.formats import StoredFormat
 
 BESIDE: Final = "input_scale input_zero_point input_global_scale output_scale output_zero_point"
-"""Of activations, which are not rounded here."""
+"""Of activations, which are not rounded by scales that a checkpoint states."""
 PLAIN_INTS: Final = ("int-quantized", "naive-quantized")
 PLAIN_FLOATS: Final = ("float-quantized", "naive-quantized", "mxfp8-quantized")
 PACKED_FLOATS: Final = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized")
@@ -33,7 +33,7 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
         return PackedIntsFormat(bits, shared, zero=zero, order=order, optional=optional)
     if layout in PLAIN_INTS and kind == "int" and bits in range(1, 9):
         zero = "" if weights.get("symmetric", True) else "weight_zero_point"
-        return IntsFormat(bits, shared, zero=zero, optional=BESIDE)
+        return IntsFormat(bits, shared, zero=zero, optional=BESIDE, x_bits=_x_bits(group.get("input_activations")))
     if layout in PLAIN_FLOATS and (kind, bits) == ("float", 8):
         return FloatsFormat(shared, optional=BESIDE)
     if layout == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
@@ -45,6 +45,14 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
         f"integers of 1 to 8 bits and floats of 8, 6 and 4 in the formats {', '.join(dict.fromkeys(READ))}. Convert the "
         "checkpoint with the tool that wrote it."
     )
+
+
+def _x_bits(activations: Any) -> int:
+    """Return 8 for activations that are rounded as they come, to eight bits with a scale for each token; else 16."""
+    stated = activations if isinstance(activations, Mapping) else {}
+    kind = str(stated.get("type", "int")).lower(), stated.get("num_bits"), stated.get("strategy")
+    as_they_come = stated.get("dynamic") is True and stated.get("symmetric", True) is True
+    return 8 if as_they_come and kind == ("int", 8, "token") else 16
 
 
 def _shared(weights: Mapping[str, Any]) -> Shared:

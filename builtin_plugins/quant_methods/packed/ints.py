@@ -25,7 +25,9 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
     group = kept_group(grouping.group)
     if grouping.is_float or not group:
         return None
-    return partial(QuantizedOps, library, 4 if grouping.bits <= 4 else 8, group, has_zeros=grouping.has_zeros)
+    bits = 4 if grouping.bits <= 4 else 8
+    x_bits = 8 if grouping.x_bits <= 8 == bits else 16
+    return partial(QuantizedOps, library, bits, group, has_zeros=grouping.has_zeros, x_bits=x_bits)
 
 
 class PackedInts:

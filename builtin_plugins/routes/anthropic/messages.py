@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +27,11 @@ from builtin_plugins.routes.anthropic.reading import (
 from builtin_plugins.routes.anthropic.writing import MessageWriter
 from builtin_plugins.routes.body import Parsed, client_of
 from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.events import Event
 from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import AnswerEncoder, Conversations, Turn
 from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id
 from builtin_plugins.routes.short_way import ShortWay
-from builtin_plugins.routes.streams import typed_event, while_connected
+from builtin_plugins.routes.streams import while_connected
 from core.api import InvalidRequest
 
 
@@ -123,22 +122,17 @@ class Messages:
         answer = self._conversations.answer(job.turn)
         async with aclosing(self._conversations.outputs(job.turn, job.run_id)) as outputs:
             async for output in outputs:
-                _told(job.writer, answer.of(output))
-        _told(job.writer, [await answer.ended()])
+                job.writer.note(answer.of(output))
+        job.writer.note([await answer.ended()])
         return job.writer.message
 
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
         answer, outputs = self._conversations.answer(job.turn), self._conversations.outputs(job.turn, job.run_id)
-        encoder = AnswerEncoder(answer, lambda events: _told(job.writer, events))
+        encoder = AnswerEncoder(answer, job.writer.told)
         async with aclosing(way.events(job.run_id, outputs, encoder)) as told:
             async for data in told:
                 yield data
-        yield _told(job.writer, [await answer.ended()])
-
-
-def _told(writer: MessageWriter, events: Iterable[Event]) -> bytes:
-    """Note some events of an answer and return what a stream tells of them."""
-    return b"".join([typed_event(data) for event in events for data in writer.take(event)])
+        yield job.writer.told([await answer.ended()])
 
 
 def _is_forced(fields: CountFields) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
 from builtin_plugins.routes.conversation.messages import packed
+from builtin_plugins.routes.streams import event_with_text, typed_event
 from core.api import ArgumentsPiece, CallBegun, CallEnded, Piece, ReasoningPiece, TextPiece
 
 SHOWN: Final = "engine"
@@ -34,6 +35,21 @@ class MessageWriter:
         self._open: dict[str, Any] | None = None
         self._parts: list[str] = []
         """Of the block that is open."""
+        self._saying: Callable[[str], bytes] | None = None
+        """What makes the event of some more text, where the open block is one of text."""
+
+    def told(self, events: Sequence[Event]) -> bytes:
+        """Note what is new; return what a stream tells of it."""
+        if len(events) == 1 and self._saying is not None and isinstance(more := events[0], TextPiece) and more.text:
+            self._parts.append(more.text)
+            return self._saying(more.text)
+        return b"".join([typed_event(data) for event in events for data in self.take(event)])
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Note what is new, for nobody reads along."""
+        for event in events:
+            for _ in self.take(event):
+                pass
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
         """Note what is new; yield the events that tell it."""
@@ -78,13 +94,16 @@ class MessageWriter:
         yield {"type": "content_block_start", "index": len(self.message["content"]), "content_block": dict(block)}
         self.message["content"].append(block)
         self._open, self._parts = block, []
+        if block["type"] == "text":
+            said = self._delta({"type": "text_delta", "text": ""})
+            self._saying = event_with_text(said, "text", typed_event)
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self.message["content"]) - 1, "delta": delta}
 
     def _close(self, *, whole: bool = True) -> Iterator[dict[str, Any]]:
         """End the open block; a call that is not `whole` has no input that could be told."""
-        block, self._open = self._open, None
+        block, self._open, self._saying = self._open, None, None
         if block is None:
             return
         text = "".join(self._parts)

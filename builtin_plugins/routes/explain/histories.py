@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ class Told(msgspec.Struct):
     """With a place."""
     displaced_s: float
     """Without one, after it was preempted."""
+    plugin_s: dict[str, float]
+    """By plugin, how long calls of its code took from this one's coming to its end, whoever they were for."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class _History:
     request: Any
     """The scheduler's record, until it has ended."""
     arrived_s: float
+    plugin_s: Mapping[str, float]
+    """What plugins had taken when it came."""
     asked: bool = False
     """It has stood at the head of the queue."""
     spans: list[tuple[float, float | None]] = field(default_factory=list)
@@ -60,8 +64,14 @@ class Histories:
 
     name = NAME
 
-    def __init__(self, remembered: int = REMEMBERED, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        remembered: int = REMEMBERED,
+        clock: Callable[[], float] = time.monotonic,
+        plugin_s: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        """`plugin_s` says how long each plugin has taken in this process so far."""
+        self._plugin_s, self._clock = plugin_s, clock
         self._live: dict[str, _History] = {}
         self._ended: deque[Told] = deque(maxlen=remembered)
         self._scheduler: Any = None
@@ -72,7 +82,7 @@ class Histories:
 
     def arrived(self, request: Any) -> None:
         """Begin to follow a request."""
-        self._live[request.request_id] = _History(request, self._clock())
+        self._live[request.request_id] = _History(request, self._clock(), self._plugin_s())
 
     def may_start(self, request: Any) -> bool:
         """Note that it is the next to start, and that it has lost its place if it had one."""
@@ -131,6 +141,11 @@ class Histories:
             first_s - history.arrived_s,
             computed_s,
             over_s - first_s - computed_s,
+            {
+                plugin: took
+                for plugin, now in self._plugin_s().items()
+                if (took := now - history.plugin_s.get(plugin, 0.0))
+            },
         )
 
     def _why_waiting(self, history: _History) -> str:

@@ -24,5 +24,6 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
     if not config.options.get("enable_operator_routes"):
         return []
     from builtin_plugins.routes.explain.histories import Histories  # lazy: start-up stays quick
+    from core.contracts.times import times_of
 
-    return [Histories()]
+    return [Histories(plugin_s=times_of(registry).so_far)]

@@ -17,6 +17,8 @@ from builtin_plugins.routes.explain.histories import NAME, Told
 from core.api import EngineConfig, EngineError, InvalidRequest
 
 PATH: Final = "/explain"
+MOST_PLUGINS: Final = 5
+"""Named in a sentence; `sequences` have all."""
 ANSWER_S: Final = 5.0
 """How long the engine is waited for: between two steps it answers at once."""
 
@@ -77,3 +79,7 @@ def _sentences(told: Told) -> Iterator[str]:
             "the KV cache (--kv-cache-memory-bytes, --max-num-seqs)"
         )
     yield f"{name}: {times}"
+    most = sorted(told.plugin_s.items(), key=lambda each: -each[1])[:MOST_PLUGINS]
+    if most:
+        listed = ", ".join(f"{plugin} {seconds:.3f} s" for plugin, seconds in most)
+        yield f"{name}: meanwhile calls of plugins took, in the engine's process and for all requests: {listed}"

@@ -16,6 +16,7 @@ from builtin_plugins.routes.probes.exposed import joined
 from core.api import EngineConfig, ServerActivity
 from core.contracts.faults import faults_of
 from core.contracts.memory import memory_of
+from core.contracts.times import times_of
 
 ANSWER_S: Final = 1.0
 """As long a page of metrics waits for the engine; then it shows what was said before."""
@@ -83,7 +84,10 @@ class ProbeRoutes:
         return Response(body, media_type=None, headers={"content-type": kind})
 
     async def _memory(self) -> dict[str, Any]:
-        """Return who owns the memory, and what plugins have raised, as far as it is known within a moment: an engine in a long step answers later."""
+        """Return who owns the memory, and what plugins have raised and taken, as far as it is known within a moment.
+
+        An engine in a long step answers later.
+        """
         if self._pending is None and hasattr(self._engine, "call"):
             self._pending = asyncio.ensure_future(self._engine.call("memory.owners"))
         if self._pending is not None:
@@ -92,7 +96,8 @@ class ProbeRoutes:
                 answered, self._pending = self._pending, None
                 self._known = [] if answered.exception() is not None else answered.result()
         registry = self._engine.registry
-        return {"engine": self._known, "owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}
+        own = {"owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}
+        return own | {"engine": self._known, "seconds": times_of(registry).so_far()}
 
 
 def _answer(health: dict[str, Any], *, good: bool) -> JSONResponse:

@@ -182,7 +182,7 @@ class Responses:
 
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
         answer, outputs = self._conversations.answer(job.turn), self._conversations.outputs(job.turn, job.run_id)
-        encoder, begun = AnswerEncoder(answer, lambda events: _encoded(job.writer.told(events))), False
+        encoder, begun = AnswerEncoder(answer, job.writer.encoded), False
         try:
             async with aclosing(way.events(job.run_id, outputs, encoder)) as told:
                 async for data in told:

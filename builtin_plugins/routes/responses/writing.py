@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
@@ -11,6 +11,7 @@ from builtin_plugins.routes.conversation.running import now
 from builtin_plugins.routes.openai.logprobs import chat_logprobs
 from builtin_plugins.routes.responses.reading import new_id
 from builtin_plugins.routes.responses.tools import FreeText, Known
+from builtin_plugins.routes.streams import numbered_event_with_text, typed_event
 from core.api import ArgumentsPiece, CallBegun, CallEnded, ReasoningPiece, TextPiece
 
 Told = Iterator[dict[str, Any]]
@@ -42,6 +43,8 @@ class ResponseWriter:
         """Of the call of free text that is open."""
         self._logprobs: list[Any] = []
         """Of tokens whose text is still to come."""
+        self._saying: Callable[[int, str], bytes] | None = None
+        """What makes the event of some more text, by its number, where the open item is a message."""
 
     def queued(self) -> Told:
         """Yield what a stream tells before the answer has begun."""
@@ -53,6 +56,15 @@ class ResponseWriter:
         """Note what is new; yield the events that tell it."""
         for event in events:
             yield from self.take(event)
+
+    def encoded(self, events: Sequence[Event]) -> bytes:
+        """Note what is new; return the events that tell it as a stream has them."""
+        saying = None if self._logprobs or len(events) != 1 else self._saying
+        if saying is not None and isinstance(more := events[0], TextPiece) and more.text:
+            self._parts.append(more.text)
+            self._num_told += 1
+            return saying(self._num_told - 1, more.text)
+        return b"".join(map(typed_event, self.told(events)))
 
     def take(self, event: Event) -> Told:
         """Note what is new; yield the events that tell it."""
@@ -134,9 +146,15 @@ class ResponseWriter:
         if part is not None:
             self._open["content"].append(part)
             yield self._told("content_part.added", content_index=0, part=dict(part))
+        if item["type"] == "message":
+            number = self._num_told
+            said = self._told("output_text.delta", content_index=0, delta="", logprobs=[])
+            self._num_told = number  # it is not told itself
+            self._saying = numbered_event_with_text({**said, "sequence_number": -1}, "sequence_number", "delta")
 
     def _close(self, status: str) -> Told:
         item, text = self._open, "".join(self._parts)
+        self._saying = None
         if item is None:
             return
         match item["type"]:

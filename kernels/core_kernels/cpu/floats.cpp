@@ -207,7 +207,7 @@ void any_product(const Product& p, FloatFormat kept, int32_t dtype) {
     with_inputs(p, p.rows, dtype, [&](auto x) {
         with_kind(kept.kind, [&](auto kind) {
             using Own = Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
-            multiply_panels(p, at.panels(), at.row_bytes(), [&] { return Own(p, dtype, x, kept); });
+            multiply_panels(p, at.panels(), [&] { return Own(p, dtype, x, kept); });
         });
     });
 }

@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kParallelProducts = 1 << 17;  // below this a second thread costs more than it saves
 constexpr int64_t kRowsAtOnce = 384;            // rows of x that stay in a core's cache beside a panel
-constexpr int64_t kRunBytes = 256 << 10;        // of the panels that a worker takes at once with few rows
-constexpr int64_t kFewRows = 12;                // with more, products take longer than fetching and are shared out finely
 constexpr int64_t kLineBytes = 64;              // that are fetched together
 
 inline int64_t rounded_up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
@@ -59,20 +57,15 @@ inline void put_numbers(void* out, int64_t at, const float* numbers, int64_t cou
 
 // All rows of x times all panels. `make` makes a worker.
 template <typename Make>
-void multiply_panels(const Product& p, int64_t panels, int64_t row_bytes, Make make) {
+void multiply_panels(const Product& p, int64_t panels, Make make) {
     const int64_t parts = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce;
-    // With few rows a worker takes several panels that lie together, so that fetching ahead begins less often.
-    const int64_t together = kRunBytes / (kPanel * row_bytes + 1), shares = panels / (4 * max_workers());
-    const int64_t run = p.rows > kFewRows ? 1 : std::max<int64_t>(1, std::min(together, shares));
-    const int64_t runs = (panels + run - 1) / run;
-    share_out(runs * parts, p.rows * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
+    share_out(panels * parts, p.rows * p.out * p.in >= kParallelProducts, [&](Pieces& pieces) {
         auto worker = make();
-        for (int64_t i; pieces.next(&i);) {
-            const int64_t part = i / runs, begin = i % runs * run;
-            const int64_t first = p.rows * part / parts, last = p.rows * (part + 1) / parts;
-            worker.fetch_first(p.weight, begin);
-            for (int64_t panel = begin; panel < std::min(begin + run, panels); ++panel)
-                worker.multiply(p.weight, panel, first, last);
+        for (int64_t i, awaited = -1; pieces.next(&i);) {
+            const int64_t part = i / panels, panel = i % panels;
+            if (i != awaited) worker.fetch_first(p.weight, panel);
+            worker.multiply(p.weight, panel, p.rows * part / parts, p.rows * (part + 1) / parts);
+            awaited = panel + 1 < panels ? i + 1 : -1;
         }
     });
 }

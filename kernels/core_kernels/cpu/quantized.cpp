@@ -18,6 +18,7 @@ namespace {
 template <int kCode>
 constexpr int64_t kFetchAhead = kCode == kInt8 ? 4096 : 8192;
 constexpr int64_t kLargestGroup = 256;
+constexpr Form kExact = kMultipliesBytes ? Form::kTwoBytes : Form::kPairs;  // how sixteen bits of x lie
 constexpr int kTogether = kMultipliesBytes ? 3 : kRows;  // rows of a block; a sum for each byte of x takes two registers
 
 // --- rounding weights ---------------------------------------------------------------------------------------
@@ -139,14 +140,16 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, La
 
 // --- products -----------------------------------------------------------------------------------------------
 
-// Adds a group's products of R rows of x and C tiles to sums of the low bytes and of the high ones; there are no high ones
-// where pairs are multiplied. For four lines that are read, kLines are fetched.
-template <int kCode, int R, int C, int kLines>
+// The span of x that a group of inputs is in: rows of eight bits have one scale.
+inline int64_t span_of(int64_t group, const Rows& rows) { return rows.bits == 8 ? 0 : group; }
+
+// Adds a group's products of R rows of x and C tiles to sums of the low bytes and of the high ones, where x has some. For four lines that are read, kLines are fetched.
+template <int kCode, Form kForm, int R, int C, int kLines>
 inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&high)[R][C], const Rows& rows, int64_t at,
                                                      const uint8_t* from, int64_t columns, int64_t inputs,
                                                      const uint8_t* fetched) {
     using Kept = Codes<kCode>;
-    constexpr int kAtOnce = kMultipliesBytes ? kQuad : 2;
+    constexpr int inputs_at_once = kAtOnce<kForm>;
     for (int64_t k = 0; k < inputs; k += Kept::kInputs, from += columns * sizeof(uint32_t)) {
         Words words[C];
 #pragma GCC unroll 4
@@ -155,27 +158,12 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
         for (int line = 0; line < kLines; ++line) __builtin_prefetch(fetched + line * kLineBytes, 0, 2);
         fetched += kLines * kLineBytes;
 #pragma GCC unroll 4
-        for (int i = 0; i < Kept::kInputs / kAtOnce; ++i) {
+        for (int i = 0; i < Kept::kInputs / inputs_at_once; ++i) {
             Words own[C];
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c)
                 own[c] = kMultipliesBytes ? Kept::quad(words[c], i) : pair(Kept::quad(words[c], i / 2), i % 2);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const int64_t x = at + r * rows.stride + k + i * kAtOnce;
-                if constexpr (kMultipliesBytes) {
-                    const Words upper = spread_word(&rows.high[x]), lower = spread_word(&rows.low[x]);
-#pragma GCC unroll 4
-                    for (int c = 0; c < C; ++c) {
-                        high[r][c] = add_bytes(high[r][c], upper, own[c]);
-                        sums[r][c] = add_bytes(sums[r][c], lower, own[c]);
-                    }
-                } else {
-                    const Words row = spread_word(&rows.pairs[x]);
-#pragma GCC unroll 4
-                    for (int c = 0; c < C; ++c) sums[r][c] = add_pairs(sums[r][c], row, own[c]);
-                }
-            }
+            add_products<kForm>(sums, high, rows, at + k + i * inputs_at_once, rows.run, own);
         }
     }
 }
@@ -186,11 +174,11 @@ inline Floats add_scaled(Floats total, Ints sum, float x_scale, Floats scale) {
 }
 
 // Rows of x from `row` on times the tiles of a panel from `tile` on.
-template <int kCode, int R, int C, int kLines>
+template <int kCode, Form kForm, int R, int C, int kLines>
 void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t* panel, int64_t tile, int64_t columns,
            const uint8_t* fetched, Layout at) {
     for (int64_t g = 0; g < at.groups(); ++g) {
-        const int64_t start = at.group_at(g, columns), of = row * rows.spans + g;
+        const int64_t start = at.group_at(g, columns), of = g * rows.count + row, scales_at = span_of(g, rows) * rows.count + row;
         const uint8_t* group = panel + start;
         const uint8_t* ahead = fetched + start * kLines / 4;
         const int64_t head = at.codes_at(columns) * kLines / 4;
@@ -199,15 +187,15 @@ void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t*
         Ints sums[R][C], high[R][C] = {};
         for (int c = 0; c < C; ++c) {
             const Ints zeros = load_zeros<kCode>(group, tile + c, columns, at);
-            for (int r = 0; r < R; ++r) sums[r][c] = zeros * -rows.sums[of + r * rows.spans];
+            for (int r = 0; r < R; ++r) sums[r][c] = zeros * -rows.sums[of + r];
         }
-        add_group<kCode, R, C, kLines>(sums, high, rows, row * rows.stride + g * at.group,
+        add_group<kCode, kForm, R, C, kLines>(sums, high, rows, rows.at(row, g * at.group),
                                        group + at.codes_at(columns) + tile * sizeof(Words), columns, at.inputs(g), ahead + head);
         for (int c = 0; c < C; ++c) {
             const Floats scale = load_scales(group, tile + c, at);
             for (int r = 0; r < R; ++r) {
-                const Ints sum = kMultipliesBytes ? sums[r][c] + (high[r][c] << 8) : sums[r][c];
-                totals[r][c] = add_scaled(totals[r][c], sum, rows.powers[of + r * rows.spans], scale);
+                const Ints sum = joined<kForm>(sums[r][c], high[r][c]);
+                totals[r][c] = add_scaled(totals[r][c], sum, rows.scales[scales_at + r], scale);
             }
         }
     }
@@ -228,7 +216,7 @@ struct Range {
 };
 
 // Rows of x times the tiles of a panel, one after the other: of the last panel, or where few sums stay in registers.
-template <int kCode>
+template <int kCode, Form kForm>
 void each_tile(const Results& results, int64_t column, int64_t left, const Rows& rows, Range own, const uint8_t* kept,
                int64_t columns, Layout at) {
     constexpr int kMost = kAbreast == kTiles ? 1 : kTogether;  // a single panel is not worth more code
@@ -237,7 +225,7 @@ void each_tile(const Results& results, int64_t column, int64_t left, const Rows&
             constexpr int R = decltype(count)::value;
             for (int64_t tile = 0; tile * kLanes < columns; ++tile) {
                 Floats totals[R][1] = {};
-                block<kCode, R, 1, 0>(totals, rows, from, kept, tile, columns, nullptr, at);
+                block<kCode, kForm, R, 1, 0>(totals, rows, from, kept, tile, columns, nullptr, at);
                 results.put(from, column + tile * kLanes, totals, R, left - tile * kLanes);
             }
         });
@@ -247,33 +235,33 @@ void each_tile(const Results& results, int64_t column, int64_t left, const Rows&
 #if defined(TILE_REGISTERS)
 // Adds the products of one group of inputs to totals of sixteen rows, or fewer, and two tiles, or one. `integers` are its
 // codes, a quad below the other.
-template <int kCode>
+template <int kCode, Form kForm>
 inline void add_tiled_group(Floats (*totals)[kTiles], const Rows& rows, int64_t row, int64_t count, const Layout& at,
                             int64_t index, const uint8_t* group, const uint8_t* integers, int64_t tile, int64_t tiles,
                             int64_t quads, int64_t depth) {
-    const int64_t step = tiles * sizeof(Words), x = row * rows.stride + index * at.group;
+    const int64_t step = tiles * sizeof(Words), x = rows.at(row, index * at.group);
     const uint8_t* first = integers + tile * sizeof(Words);
     const uint8_t* second = tile + 1 < tiles ? first + sizeof(Words) : first;
     ByteBlock::clear();
     for (int64_t k = 0; k < quads; k += depth)
-        ByteBlock::add(&rows.high[x + k * kQuad], &rows.low[x + k * kQuad], rows.stride, first + k * step, second + k * step,
-                       step);
+        ByteBlock::add<kForm == Form::kTwoBytes>(&rows.high[kForm == Form::kTwoBytes ? x + k * kQuad : 0],
+                                                 &rows.low[x + k * kQuad], rows.run, first + k * step, second + k * step, step);
     Ints high[kTileRows][2], low[kTileRows][2];
     ByteBlock::store(high, low);
     for (int c = 0; c < 2 && tile + c < tiles; ++c) {
         const Floats scale = load_scales(group, tile + c, at);
         const Ints zeros = load_zeros<kCode>(group, tile + c, tiles * kLanes, at);
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t of = (row + r) * rows.spans + index;
-            const Ints sum = low[r][c] + (high[r][c] << 8) - zeros * rows.sums[of];
-            totals[r][tile + c] = add_scaled(totals[r][tile + c], sum, rows.powers[of], scale);
+            const Ints sum = joined<kForm>(low[r][c], high[r][c]) - zeros * rows.sums[index * rows.count + row + r];
+            const float x_scale = rows.scales[span_of(index, rows) * rows.count + row + r];
+            totals[r][tile + c] = add_scaled(totals[r][tile + c], sum, x_scale, scale);
         }
     }
 }
 
 // Rows [first, last) of x times one panel, group by group: its codes stay near while all rows are multiplied by them, and
 // the next group's are fetched.
-template <int kCode>
+template <int kCode, Form kForm>
 void tiled_product(const Results& results, int64_t column, int64_t left, const Rows& rows, Range own, const uint8_t* kept,
                    int64_t columns, Layout at) {
     const int64_t first = own.first, last = own.last, depth = depth_of(at.group);
@@ -292,7 +280,7 @@ void tiled_product(const Results& results, int64_t column, int64_t left, const R
         }
         for (int64_t row = first; row < last; row += kTileRows)
             for (int64_t tile = 0; tile * kLanes < columns; tile += 2)
-                add_tiled_group<kCode>(totals + (row - first), rows, row, std::min(kTileRows, last - row), at, g, group,
+                add_tiled_group<kCode, kForm>(totals + (row - first), rows, row, std::min(kTileRows, last - row), at, g, group,
                                        integers, tile, columns / kLanes, quads, depth);
     }
     results.put(first, column, totals, last - first, left);
@@ -301,7 +289,7 @@ void tiled_product(const Results& results, int64_t column, int64_t left, const R
 
 // Rows of x times a whole panel. Rows are cut evenly. A single block fetches what comes next in this panel; of several, the
 // first two fetch the next panel between them.
-template <int kCode>
+template <int kCode, Form kForm>
 void whole_panel(const Results& results, int64_t column, int64_t left, const Rows& rows, Range own, const uint8_t* kept,
                  Layout at) {
     own.cut(kTogether, [&](int64_t from, int64_t rows_here, int64_t b, int64_t blocks) {
@@ -309,9 +297,9 @@ void whole_panel(const Results& results, int64_t column, int64_t left, const Row
             constexpr int R = decltype(count)::value;
             constexpr int kSome = R == 1 ? 4 : 2, kNone = R == 1 ? 4 : 0;  // of several blocks none is left with one row
             const int64_t bytes = kPanel * at.row_bytes();
-            const auto run = blocks == 1 ? block<kCode, R, kAbreast, 4>
-                             : b < 2     ? block<kCode, R, kAbreast, kSome>
-                                         : block<kCode, R, kAbreast, kNone>;
+            const auto run = blocks == 1 ? block<kCode, kForm, R, kAbreast, 4>
+                             : b < 2     ? block<kCode, kForm, R, kAbreast, kSome>
+                                         : block<kCode, kForm, R, kAbreast, kNone>;
             Floats totals[R][kAbreast] = {};
             run(totals, rows, from, kept, 0, kPanel, blocks == 1 ? kept + kFetchAhead<kCode> : kept + bytes + b * (bytes / 2), at);
             results.put(from, column, totals, R, left);
@@ -320,7 +308,7 @@ void whole_panel(const Results& results, int64_t column, int64_t left, const Row
 }
 
 // What a thread needs to multiply rows by panels.
-template <int kCode>
+template <int kCode, Form kForm>
 struct Worker {
     const Results results;
     const Rows& rows;
@@ -331,11 +319,11 @@ struct Worker {
         const uint8_t* kept = static_cast<const uint8_t*>(weight) + at.panel_at(panel);
 #if defined(TILE_REGISTERS)
         if (last - first >= kTiledRows)
-            return tiled_product<kCode>(results, column, left, rows, {first, last}, kept, columns, at);
+            return tiled_product<kCode, kForm>(results, column, left, rows, {first, last}, kept, columns, at);
 #endif
         if constexpr (kAbreast == kTiles)
-            if (columns == kPanel) return whole_panel<kCode>(results, column, left, rows, {first, last}, kept, at);
-        each_tile<kCode>(results, column, left, rows, {first, last}, kept, columns, at);
+            if (columns == kPanel) return whole_panel<kCode, kForm>(results, column, left, rows, {first, last}, kept, at);
+        each_tile<kCode, kForm>(results, column, left, rows, {first, last}, kept, columns, at);
     }
 
     void fetch_first(const void* weight, int64_t panel) const {
@@ -375,22 +363,37 @@ void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count
     with_code(kept.code, [&](auto code) { unpack<code()>(out, weight, ids, count, Layout(rows, width, kept), dtype); });
 }
 
+// Calls body(kind of code, form of x) as constants. Eight bits of x are for eight bits of weights.
+template <typename Body>
+void with_both(const Rounding& kept, Body body) {
+    using Exact = std::integral_constant<Form, kExact>;
+    using Short = std::integral_constant<Form, kMultipliesBytes ? Form::kByte : Form::kPairs>;
+    if (kept.x_bits == 8)
+        return body(std::integral_constant<int, kInt8>(), Short());
+    with_code(kept.code, [&](auto code) { body(code, Exact()); });
+}
+
+// Of eight bits x has one scale a row, of sixteen one for each group.
+Rows rows_for(int64_t count, const Layout& at, int64_t x_bits) {
+    return Rows(count, {at.filled(), x_bits == 8 ? at.filled() : at.group, at.group}, x_bits, kMultipliesBytes, !kMultipliesBytes);
+}
+
 void any_product(const Product& p, const int32_t* order, Rounding kept, int32_t dtype) {
     const Layout at(p.out, p.in, kept);
-    Rows rows(p.rows, {at.filled(), at.group, at.group}, kMultipliesBytes, !kMultipliesBytes);
+    Rows rows = rows_for(p.rows, at, kept.x_bits);
     round_rows(rows, p, p.rows, dtype, order);
-    with_code(kept.code, [&](auto code) {
-        multiply_panels(p, at.panels(), at.row_bytes(), [&] { return Worker<code()>{Results(p, dtype), rows, at}; });
+    with_both(kept, [&](auto code, auto form) {
+        multiply_panels(p, at.panels(), [&] { return Worker<code(), form()>{Results(p, dtype), rows, at}; });
     });
 }
 
 void any_grouped(const Product& p, const int64_t* counts, int64_t groups, Rounding kept, int32_t dtype) {
     const Layout at(p.out, p.in, kept);
     const Grouped own(counts, groups);
-    Rows rows(own.rows, {at.filled(), at.group, at.group}, kMultipliesBytes, !kMultipliesBytes);
+    Rows rows = rows_for(own.rows, at, kept.x_bits);
     round_rows(rows, p, own.rows, dtype);
-    with_code(kept.code, [&](auto code) {
-        multiply_groups(p, own, at.panels(), at.bytes(), [&] { return Worker<code()>{Results(p, dtype), rows, at}; });
+    with_both(kept, [&](auto code, auto form) {
+        multiply_groups(p, own, at.panels(), at.bytes(), [&] { return Worker<code(), form()>{Results(p, dtype), rows, at}; });
     });
 }
 

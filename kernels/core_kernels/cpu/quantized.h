@@ -18,6 +18,8 @@ struct Rounding {
     int64_t group;
     bool has_halves;  // scales are float16; else bfloat16
     bool has_zeros;   // each group has a zero point
+    int64_t x_bits = 16;  // of the integers that rows of x become: 16 with a scale for each group, or, for weights of eight
+                          // bits, 8 with one for the row
 };
 
 struct QuantizedOps {

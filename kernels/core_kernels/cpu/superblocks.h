@@ -18,6 +18,11 @@ struct BlockRows {
     int64_t row_stride;
 };
 
+// What a weight's blocks are, and how many bits a row of x is rounded to for a product with them: 16, or 8.
+struct Blocks {
+    int32_t kind, x_bits;
+};
+
 struct SuperblockOps {
     // Puts rows from `first` on of a weight that has `rows`. Returns 1, and writes nothing, for a kind that is not kept.
     int32_t (*pack)(void* to, BlockRows source, int64_t first, int64_t rows, int32_t kind);
@@ -25,9 +30,9 @@ struct SuperblockOps {
     void (*unpack)(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                    int32_t kind, int32_t dtype);
     // x and result are plain rows of `dtype`; there is no bias.
-    void (*product)(const Product& p, int32_t kind, int32_t dtype);
+    void (*product)(const Product& p, Blocks blocks, int32_t dtype);
     // As many weights as groups, one after the other: the first counts[0] rows of x are for the first, and so on.
-    void (*grouped)(const Product& p, const int64_t* counts, int64_t groups, int32_t kind, int32_t dtype);
+    void (*grouped)(const Product& p, const int64_t* counts, int64_t groups, Blocks blocks, int32_t dtype);
 };
 
 extern const SuperblockOps superblocks_generic;

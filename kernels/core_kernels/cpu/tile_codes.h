@@ -28,13 +28,16 @@ public:
     static void clear() { tile::zero<0>(), tile::zero<1>(), tile::zero<2>(), tile::zero<3>(); }
 
     // Adds the products of the next `depth` quads. Strides in bytes.
+    template <bool kHasHigh>
     static void add(const int8_t* high, const int8_t* low, int64_t x_stride, const uint8_t* first, const uint8_t* second,
                     int64_t stride) {
-        tile::load<4>(high, x_stride);
         tile::load<6>(first, stride);
-        tile::add_bytes<0, 4, 6>();
         tile::load<7>(second, stride);
-        tile::add_bytes<1, 4, 7>();
+        if constexpr (kHasHigh) {
+            tile::load<4>(high, x_stride);
+            tile::add_bytes<0, 4, 6>();
+            tile::add_bytes<1, 4, 7>();
+        }
         tile::load<5>(low, x_stride);
         tile::add_bytes<2, 5, 6>();
         tile::add_bytes<3, 5, 7>();

@@ -1,6 +1,7 @@
 """Keeps weights as the blocks of their GGUF file, and multiplies by them as they are.
 
-Parts that a layer computes in one may be of different types: each has a weight of its own, and writes its own columns.
+Parts that a layer computes in one may be of different types: neighbours of one type are one weight, which writes its own
+columns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from core_kernels.library import load_library
 from core_kernels.superblocks import SuperblockOps
 from torch import nn
 
-from core.api import ExpertsMethod, LinearMethod, ModelError, Part
+from core.api import EngineConfig, ExpertsMethod, LinearMethod, ModelError, Part
 from core.contracts import EmbeddingMethod
 from core.nn.linear import PlainLinear
 from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
@@ -26,7 +27,7 @@ class Gguf:
 
     name = "gguf"
 
-    def __init__(self, facts: Any = None) -> None:
+    def __init__(self, facts: Any, config: EngineConfig) -> None:
         if not facts:
             raise ModelError(
                 "--quantization gguf reads GGUF files, and this checkpoint is none; weights are not made smaller here. Leave "
@@ -34,7 +35,8 @@ class Gguf:
             )
         self._kinds: Mapping[str, str] = facts.get("blocks") or {}
         library = load_library()
-        make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind)
+        bits = config.options.get("gguf_activations")
+        make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind, bits)
         self._ops: dict[str, Ops] = {kind: make(kind) for kind in sorted(set(self._kinds.values()))}
 
     def linear(self, prefix: str) -> LinearMethod:
@@ -74,13 +76,18 @@ class BlockLinear:
         return None
 
     def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        """Register a weight for each part, `weight_0` and so on. Raises `ModelError` where ranks cut through blocks."""
+        """Register `weight_0` and so on, one for neighbours of a type. Raises `ModelError` where ranks cut through blocks."""
         self._width, self._dtype, self._rows = in_features, dtype, out_features
-        for number, (prefix, part) in enumerate(layer.parts.items()):  # type: ignore[operator,union-attr]
+        own: list[tuple[Ops, slice]] = []
+        for prefix, part in layer.parts.items():  # type: ignore[operator,union-attr]
             ops = self._ops[self._kinds[prefix]]
             refuse_cuts(ops.block, part.in_features, in_features, prefix)
             # An embedding may have room for more rows than there are.
             rows = part.target if len(layer.parts) > 1 else slice(0, out_features)  # type: ignore[arg-type]
+            if own and own[-1][0] is ops and own[-1][1].stop == rows.start:
+                rows = slice(own.pop()[1].start, rows.stop)
+            own.append((ops, rows))
+        for number, (ops, rows) in enumerate(own):
             empty = ops.empty(rows.stop - rows.start, in_features)
             layer.register_parameter(f"weight_{number}", nn.Parameter(empty, requires_grad=False))
             self._own.append((ops, rows, layer.get_parameter(f"weight_{number}")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from core.api import EngineConfig, Entry, ModelSource, Option, hookimpl
 
 
@@ -32,6 +34,10 @@ def engine_quant_methods() -> list[Entry]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Another config than the file's own."""
-    text = "A folder whose config.json describes the model of a GGUF file, in place of what the file says."
-    return [Option("hf_config_path", str | None, None, text)]
+    """Another config than the file's own, and how finely activations are multiplied."""
+    described = "A folder whose config.json describes the model of a GGUF file, in place of what the file says."
+    bits = "Bits that activations are rounded to where a GGUF file's blocks multiply them (default: 16 in float32, else 8)."
+    return [
+        Option("hf_config_path", str | None, None, described),
+        Option("gguf_activations", Literal[8, 16] | None, None, bits),
+    ]

@@ -1,0 +1,123 @@
+"""What heads guess, in plain torch: whole sequences, one at a time, no cache. Weights by the names of published checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Weights = Mapping[str, torch.Tensor]
+HEADS, KV_HEADS, SIZE, THETA, EPS = 4, 2, 16, 10000.0, 1e-6
+
+
+class Target:
+    """A model of transformers, and what it makes of a text."""
+
+    def __init__(self, folder: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.embedding = self.model.get_input_embeddings().weight
+        self.head = self.model.get_output_embeddings().weight
+
+    @torch.inference_mode()
+    def states(self, tokens: Sequence[int]) -> list[torch.Tensor]:
+        """Return the stream before each layer, and the normalised one behind the last, [n, hidden] each."""
+        found = self.model.model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states
+        return [state[0] for state in found]
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+
+
+def attention(x: torch.Tensor, weights: Weights, prefix: str, bias: bool = False) -> torch.Tensor:
+    """Return causal attention over all of x [n, width], turned by positions from 0 on."""
+    count = len(x)
+
+    def product(name: str) -> torch.Tensor:
+        return F.linear(x, weights[f"{prefix}.{name}.weight"], weights[f"{prefix}.{name}.bias"] if bias else None)
+
+    query = product("q_proj").view(count, HEADS, SIZE)
+    key = product("k_proj").view(count, KV_HEADS, SIZE).repeat_interleave(HEADS // KV_HEADS, 1)
+    value = product("v_proj").view(count, KV_HEADS, SIZE).repeat_interleave(HEADS // KV_HEADS, 1)
+    angles = torch.outer(torch.arange(count).float(), THETA ** (-torch.arange(0, SIZE, 2).float() / SIZE))
+    cos, sin = (torch.cat((f, f), -1)[:, None] for f in (angles.cos(), angles.sin()))
+
+    def turned(part: torch.Tensor) -> torch.Tensor:
+        return part * cos + torch.cat((-part[..., SIZE // 2 :], part[..., : SIZE // 2]), -1) * sin
+
+    scores = torch.einsum("qhd,khd->hqk", turned(query), turned(key)) / math.sqrt(SIZE)
+    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), float("-inf"))
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).reshape(count, -1)
+    return F.linear(out, weights[f"{prefix}.o_proj.weight"])
+
+
+def mlp(x: torch.Tensor, weights: Weights, prefix: str) -> torch.Tensor:
+    gate, up = (F.linear(x, weights[f"{prefix}.{name}_proj.weight"]) for name in ("gate", "up"))
+    return F.linear(F.silu(gate) * up, weights[f"{prefix}.down_proj.weight"])
+
+
+def eagle(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the head reads and what the next step does."""
+    x = F.linear(torch.cat((embedded, hidden), -1), w["fc.weight"])
+    x = x + attention(x, w, "layers.0.self_attn")
+    x = x + mlp(norm(x, w["layers.0.post_attention_layernorm.weight"]), w, "layers.0.mlp")
+    return x, x
+
+
+def eagle3(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    both = norm(embedded, w["midlayer.input_layernorm.weight"]), norm(hidden, w["midlayer.hidden_norm.weight"])
+    x = hidden + attention(torch.cat(both, -1), w, "midlayer.self_attn")
+    x = x + mlp(norm(x, w["midlayer.post_attention_layernorm.weight"]), w, "midlayer.mlp")
+    return norm(x, w["norm.weight"]), x
+
+
+def mimo(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    at = "model.mtp_layers.0"
+    both = norm(hidden, w[f"{at}.hidden_layernorm.weight"]), norm(embedded, w[f"{at}.token_layernorm.weight"])
+    x = F.linear(torch.cat(both, -1), w[f"{at}.input_proj.weight"])
+    x = x + attention(norm(x, w[f"{at}.input_layernorm.weight"]), w, f"{at}.self_attn", bias=True)
+    x = x + mlp(norm(x, w[f"{at}.post_attention_layernorm.weight"]), w, f"{at}.mlp")
+    out = norm(x, w[f"{at}.final_layernorm.weight"])
+    return out, out
+
+
+@torch.inference_mode()
+def chained(step: Any, target: Target, tokens: Sequence[int], hidden: torch.Tensor, most: int, w: Weights) -> list[int]:
+    """Return what a head guesses behind `tokens`; `hidden` [len(tokens) - 1, hidden] is what it reads of the model."""
+    head, embedding = w.get("lm_head.weight", target.head), w.get("embed_tokens.weight", target.embedding)
+    known = list(tokens)
+    for _ in range(most):
+        out, stream = step(embedding[known[1:]], hidden, w)
+        best = int(F.linear(out[-1], head).argmax())
+        known.append(best + int(w["d2t"][best]) if "d2t" in w else best)
+        hidden = torch.cat((hidden, stream[-1:]))
+    return known[len(tokens) :]
+
+
+@torch.inference_mode()
+def medusa(hidden: torch.Tensor, w: Weights, heads: int) -> list[int]:
+    found = []
+    for i in range(heads):
+        x = hidden + F.silu(F.linear(hidden, w[f"{i}.0.linear.weight"], w[f"{i}.0.linear.bias"]))
+        found.append(int(F.linear(x, w[f"{i}.1.weight"]).argmax()))
+    return found
+
+
+@torch.inference_mode()
+def mlp_speculator(hidden: torch.Tensor, token: int, w: Weights, steps: int, inner: int, *, tied: bool) -> list[int]:
+    state_weight = 0.5 ** (0.5 / steps)
+    token_weight = math.sqrt((1 - state_weight**2) * (inner / 2))
+    state, found = norm(hidden, torch.tensor(1.0)) / math.sqrt(2), []
+    for i in range(steps):
+        at, product = (0, min(i, 1)) if tied else (i, i)
+        mixed = F.linear(state, w[f"speculator.proj.{product}.weight"])
+        mixed = mixed + w[f"speculator.emb.{at}.weight"][token] * (token_weight / state_weight)
+        state = F.gelu(norm(mixed, w[f"speculator.ln.{at}.weight"]) + w[f"speculator.ln.{at}.bias"])
+        token = int(F.linear(state, w[f"speculator.head.{at}.weight"]).argmax())
+        found.append(token)
+    return found
