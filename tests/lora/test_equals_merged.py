@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,15 @@ def run(model: Path, adapters: list[LoRARequest | None], **options: Any) -> list
         outputs = llm.generate([prompt for prompt, _ in jobs], PARAMS, use_tqdm=False, **given)
         assert [output.error for output in outputs if output.error] == []
         llm.core.scheduler.check()
-        if "num_gpu_blocks_override" in options:
+        if "num_gpu_blocks_override" in options and not only_states(model):
             assert llm.core.scheduler.num_preemptions
     found = [tuple(output.outputs[0].token_ids) for output in outputs]
     return [found[index :: len(adapters)] for index in range(len(adapters))]
+
+
+def only_states(model: Path) -> bool:
+    """Say whether there is room for every row, whatever blocks there are."""
+    return bool(json.loads((model / "config.json").read_text())["model_type"] == "mamba2")
 
 
 def prepared(architecture: str, tmp_path: Path) -> tuple[Path, list[LoRARequest | None], list[Tokens]]:
@@ -74,12 +80,18 @@ BATCHES: dict[str, dict[str, Any]] = {
     "tight": {"num_gpu_blocks_override": 24, "block_size": 8, "max_model_len": 64, "kv_cache_memory_bytes": None},
     "one slot": {"max_loras": 1, "max_cpu_loras": 2},
 }
+BLOCKS = dict.fromkeys(
+    ("LlamaForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GPT2LMHeadModel"), 16
+)
+"""So few that some are preempted; models that cache in several groups need more for one request."""
 
 
 @pytest.mark.parametrize("architecture", [pytest.param(each, marks=pytest.mark.slow) for each in ARCHITECTURES])
 def test_three_adapters_and_none_in_one_batch_equal_merged_checkpoints(architecture: str, tmp_path: Path) -> None:
     model, adapters, expected = prepared(architecture, tmp_path)
     for name, options in BATCHES.items():
+        if name == "tight":
+            options = {**options, "num_gpu_blocks_override": BLOCKS.get(architecture, 24)}
         assert run(model, adapters, **LORA | options) == expected, name
     for sharded in (False, True):
         split = {"tensor_parallel_size": 2, "fully_sharded_loras": sharded}
