@@ -128,9 +128,9 @@ from core.parsing import (
     typed_value,
 )
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
-from core.spec.ahead import AheadSpec, layer_behind
+from core.spec.attention import AttentionSpec, RelativeSpec, alibi_slopes
 from core.spec.decoder import (
-    AttentionSpec,
+    AheadSpec,
     BesideSpec,
     CrossSpec,
     DecoderSpec,
@@ -140,9 +140,8 @@ from core.spec.decoder import (
     LayerSpec,
     MlpSpec,
     MoeSpec,
-    RelativeSpec,
     SharedSpec,
-    alibi_slopes,
+    layer_behind,
 )
 from core.spec.encoder import EncoderFacts, EncoderInput
 from core.spec.facts import ModelFacts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from core.contracts import BuildContext
     from core.nn.rotary import Rotary
     from core.nn.weights import WeightMap
-    from core.spec.decoder import AttentionSpec
+    from core.spec.attention import AttentionSpec
     from core.spec.names import WeightNames
     from core.spec.parts import Temperature
 

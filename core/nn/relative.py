@@ -11,7 +11,7 @@ from torch import nn
 if TYPE_CHECKING:
     from core.contracts import BuildContext
     from core.nn.weights import WeightMap
-    from core.spec.decoder import RelativeSpec
+    from core.spec.attention import RelativeSpec
 
 
 class RelativeBias(nn.Module):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from core.contracts import BuildContext
     from core.nn.rotary import Rotary
     from core.nn.weights import WeightMap
-    from core.spec.decoder import AttentionSpec, SharedSpec
+    from core.spec.attention import AttentionSpec
+    from core.spec.decoder import SharedSpec
 
 
 class LowRank(nn.Module):

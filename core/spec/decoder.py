@@ -10,111 +10,14 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from core.errors import ConfigError, ModelError
-from core.spec.ahead import AheadSpec
+from core.spec.attention import AttentionSpec
 from core.spec.latent import LatentAttentionSpec
 from core.spec.names import WeightNames
-from core.spec.parts import NormSpec, Temperature
+from core.spec.parts import NormSpec
 from core.spec.pooling import PoolingSpec
 from core.spec.recurrent import RecurrentSpec, recurrent_obstacle
-from core.spec.rope import RopeSpec
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_clamped")
-
-
-def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
-    """Return how much scores of each head fall per token of distance: 2 ** -most at the last of a power of two."""
-    whole = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-most * i / whole) for i in range(1, whole + 1)]
-    between = [2.0 ** (-most * i / (2 * whole)) for i in range(1, 2 * whole, 2)]
-    return tuple((slopes + between)[:heads])
-
-
-@dataclass(frozen=True, slots=True)
-class RelativeSpec:
-    """Scores get a learned number by head and distance: one for each near distance, further off for ever more.
-
-    Half of the numbers are for distances of their own, the others share those up to `most`, beyond which is the last.
-    """
-
-    numbers: int = 32
-    most: int = 128
-    both_ways: bool = False
-    """Half of the numbers are for keys ahead; where causality hides those, all are for keys behind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """Attention of one layer over cached keys and values, or over all of a prompt at once."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    reads: int = 0
-    """Width of what it reads, where that is not the stream's."""
-    rope: RopeSpec | None = None
-    """None: no rotary positions in this layer."""
-    scale: float | None = None
-    """Factor on the scores; None: 1 / sqrt(head_size)."""
-    causal: bool = True
-    """False: every token sees those behind it as well. Nothing is cached, so a prompt is computed in one step."""
-    window: int | None = None
-    """Tokens visible, the current one included, on each side unless causal; None: all."""
-    chunk: int | None = None
-    """Only tokens of the current chunk of so many positions are visible."""
-    softcap: float | None = None
-    alibi: tuple[float, ...] = ()
-    """Per head: how much a score falls with each token of distance."""
-    relative: RelativeSpec | None = None
-    sinks: bool = False
-    """Each head has a learned score that takes its share of the weights and gives nothing."""
-    qk_norm: NormSpec | None = None
-    """Normalises queries and keys."""
-    qk_norm_over: Literal["head", "own", "all"] = "head"
-    """One norm for every head, each head its own weights, or one norm over all heads together."""
-    qk_norm_turned: bool = False
-    """The norm comes after the rotation instead of before."""
-    qkv_clip: float | None = None
-    """Queries, keys and values are cut off at plus and minus this."""
-    temperature: Temperature | None = None
-    v_norm: NormSpec | None = None
-    key_is_value: bool = False
-    """Values are the keys as they were before norm and rotation."""
-    shares: int | None = None
-    """The earlier layer whose keys and values are attended to; this one has none of its own."""
-    inner_norm: NormSpec | None = None
-    """Normalises what the heads give, before the output product."""
-    gate: bool = False
-    """What the heads give is multiplied by the sigmoid of a product of the input, as wide."""
-    in_scale: float = 1.0
-    """Factor on what attention reads."""
-    out_scale: float = 1.0
-    qkv_bias: bool = False
-    key_bias: bool = True
-    """False: the key's product has no bias even if the others have one."""
-    out_bias: bool = False
-    kv_dtype: str | None = None
-    """What keys and values are cached as; None: as the quantization method says, or in the model's dtype."""
-
-    def __post_init__(self) -> None:
-        for name in ("heads", "kv_heads", "head_size"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"attention has {name} {getattr(self, name)}; it must be at least 1.")
-        if self.heads % self.kv_heads:
-            raise ModelError(
-                f"num_attention_heads {self.heads} is not a multiple of num_key_value_heads {self.kv_heads}; "
-                "each key-value head must serve an equal number of heads."
-            )
-        if self.rope is not None and self.rope.size > self.head_size:
-            raise ModelError(
-                f"rotary size {self.rope.size} is larger than the head size {self.head_size}; "
-                "check head_dim and partial_rotary_factor."
-            )
-        if self.window is not None and self.window < 1:
-            raise ModelError(f"sliding_window {self.window} hides the token itself; it must be at least 1, or null.")
-        if not self.causal and (self.chunk or self.softcap or self.alibi or self.sinks or self.shares is not None):
-            raise ModelError("attention to both sides has no chunks, caps, slopes, sinks or keys of another layer.")
-        if self.alibi and len(self.alibi) != self.heads:
-            raise ModelError(f"there are {len(self.alibi)} slopes of positions for {self.heads} attention heads.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +241,51 @@ class EncoderSpec:
             raise ModelError("the encoder has no layers; check the config's number of them.")
         if self.learned_positions and self.max_len is not None and self.max_len > self.learned_positions:
             raise ModelError(f"the encoder learned {self.learned_positions} positions, fewer than {self.max_len}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadSpec:
+    """A layer that continues the hidden states by one token more, as checkpoints have it behind the others.
+
+    It reads the embedding of a token beside the hidden state before it: both normalised, then a product of the two.
+    """
+
+    layer: LayerSpec
+    norm: NormSpec
+    """Of the embedding and of the hidden state, each with weights of its own."""
+    stored: str
+    """Checkpoint prefix of the layer."""
+    tensors: tuple[str, ...]
+    """Patterns of all names that belong to it ..."""
+    ignored: tuple[str, ...] = ()
+    """... and of those that are copies of the decoder's own embedding and head."""
+    token_norm: str
+    hidden_norm: str
+    product: str
+    """These three are whole names, without `.weight`."""
+    product_bias: bool = False
+    hidden_first: bool = False
+    """The product reads the hidden state before the embedding."""
+    final_norm: str = ""
+    """Of what the head reads; empty: it reads the stream as it is."""
+    continues_normed: bool = False
+    """The next step reads what the head does, not the stream before that norm."""
+
+
+def layer_behind(layer: LayerSpec, norm: NormSpec, index: int) -> AheadSpec:
+    """Return the layer that is stored as the `index`-th, behind a decoder's own, with all that belongs to it."""
+    stored = f"model.layers.{index}"
+    return AheadSpec(
+        layer=layer,
+        norm=norm,
+        stored=stored,
+        tensors=(f"{stored}.*",),
+        ignored=(f"{stored}.embed_tokens.*", f"{stored}.shared_head.head.*", "*.rotary_emb.inv_freq"),
+        token_norm=f"{stored}.enorm",
+        hidden_norm=f"{stored}.hnorm",
+        product=f"{stored}.eh_proj",
+        final_norm=f"{stored}.shared_head.norm",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

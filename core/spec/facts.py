@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from core.errors import ModelError, did_you_mean
-from core.spec.decoder import AttentionSpec, MlpSpec
+from core.spec.attention import AttentionSpec
+from core.spec.decoder import MlpSpec
 from core.spec.parts import NormSpec
 from core.spec.rope import ProportionalScaling, RopeScaling, RopeSpec
 from core.spec.rope_facts import check_rope, make_scaling

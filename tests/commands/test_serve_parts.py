@@ -175,7 +175,7 @@ def test_a_kept_process_hears_of_the_death_of_who_serves_and_others_end(owner: O
     assert lines.readline() == "hello\n"
     owner.charges.part()
     assert lines.readline() == "\n"
-    assert owner.reap(other) == -signal.SIGKILL
+    assert owner.reap(other) in (-signal.SIGKILL, 7)  # it may hear that it is alone before it is ended
     held = owner.charges.held()["engine"]
     assert (held.note, held.pid) == (b"3", kept)
     owner.charges.release(kept)

@@ -6,6 +6,7 @@ while one runs; two ranks split every layer.
 
 from __future__ import annotations
 
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,11 @@ def open_llm(*features: str, **options: Any) -> LLM:
 def half(llm: LLM, kind: type) -> Any:
     """Return the scheduler half of a feature, for what it has counted; plugins are loaded anew for every engine."""
     extensions = llm.core.scheduler._extensions
-    halves = {id(m.__self__): m.__self__ for slot in ("_attach", "_planned") for _, m in getattr(extensions, slot)}
+    halves = {
+        id(unwrap(m).__self__): unwrap(m).__self__
+        for slot in ("_attach", "_planned")
+        for _, m in getattr(extensions, slot)
+    }
     return next(found for found in halves.values() if type(found).__name__ == kind.__name__)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 from core import LLM, SamplingParams
@@ -66,4 +67,4 @@ def _values(logprobs: Any) -> list[dict[int, float]]:
 def counted(llm: LLM) -> Any:
     """Return what the scheduler half has counted of all requests."""
     planned = dict(llm.core.scheduler._extensions._planned)
-    return planned["speculation"].__self__.total
+    return unwrap(planned["speculation"]).__self__.total
