@@ -10,13 +10,15 @@ from core.api import Vocabulary
 if TYPE_CHECKING:
     from core.api import Tokenizer
 
-Place = tuple[bool, tuple[int, ...], bytes]
+Spellings = tuple[tuple[int, ...], ...]
+Place = tuple[bool, bool, Spellings, bytes]
 
 
 class Reasoning:
     """Over at once without end markers, or where the prompt ends with one (thinking is switched off).
 
-    With `starts`, the first token decides: one that begins a start marker begins reasoning, any other leaves it out.
+    With `starts`, the first token decides: one that begins a start marker begins reasoning, any other leaves it out. A marker
+    that was begun must be spelt to its end: who begins one and says something else would be outside of every form.
     """
 
     def __init__(
@@ -35,24 +37,35 @@ class Reasoning:
         self._longest = max(map(len, self._texts), default=0)
         self._tail = b""
         is_open = not starts or prompt.endswith(tuple(starts))
-        self.first_ids: tuple[int, ...] = ()
-        """Tokens that would begin it now, beside those that leave it out."""
-        if not (self.is_over or is_open):
-            self.first_ids = tuple(ids[0] for ids in _encoded(starts, tokenizer))
+        self.may_begin = not (self.is_over or is_open)
+        """The next token decides."""
+        self._opening: Spellings = tuple(map(tuple, _encoded(starts, tokenizer))) if self.may_begin else ()
+
+    @property
+    def marker_ids(self) -> tuple[int, ...]:
+        """Tokens that would begin a start marker now, or must go on with the one that was begun."""
+        return tuple({rest[0] for rest in self._opening})
 
     @property
     def place(self) -> Place:
         """Where it is: what `go_back` takes."""
-        return self.is_over, self.first_ids, self._tail
+        return self.is_over, self.may_begin, self._opening, self._tail
 
     def go_back(self, place: Place) -> None:
         """Be where it was."""
-        self.is_over, self.first_ids, self._tail = place
+        self.is_over, self.may_begin, self._opening, self._tail = place
 
     def take(self, token: int) -> None:
-        """Look at the next token; markers are found by their id, or spelt in any number of tokens."""
-        if self.first_ids:
-            self.is_over, self.first_ids = token not in self.first_ids, ()
+        """Look at the next token; an end marker is found by its id, or spelt in any number of tokens.
+
+        Raises `ValueError` for one that cannot go on with the start marker that was begun.
+        """
+        if self._opening:
+            begun = tuple(rest[1:] for rest in self._opening if rest[0] == token)
+            if not (begun or self.may_begin):
+                raise ValueError(f"token {token} does not go on with the marker of thoughts that was begun")
+            self.is_over, self.may_begin = not begun, False
+            self._opening = begun if all(begun) else ()
             return
         text = self._tokens[token] if token < len(self._tokens) else b""
         self._tail += text

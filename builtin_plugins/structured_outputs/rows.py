@@ -41,7 +41,7 @@ class Row:
         self._reasoning = reasoning
         self._tokens = tokens
         self._ends, self._stops = tokens.ends, tokens.of(stops)
-        self._first = tokens.of(reasoning.first_ids)
+        self._first = tokens.of(reasoning.marker_ids)
         self._has_own_stops = bool((self._stops & ~self._ends).any())
         self._leads = False
         self._trail: list[tuple[Place | None, bool, bool]] = []
@@ -102,7 +102,7 @@ class Row:
         self._leads = token in self._tokens.leads
         place, is_of_grammar = None, True
         if not reasoning.is_over:
-            place, may_begin = reasoning.place, bool(reasoning.first_ids)
+            place, may_begin = reasoning.place, reasoning.may_begin
             reasoning.take(token)
             is_of_grammar = may_begin and reasoning.is_over
         is_taken = is_of_grammar and self._state.accept(token)
@@ -122,16 +122,17 @@ class Row:
             self._state.rollback(num_taken)
 
     def _fill(self, mask: Mask) -> None:
-        may_begin = bool(self._reasoning.first_ids)
-        if not (self._reasoning.is_over or may_begin):
-            mask[:] = ~self._ends  # an output that ends in its thoughts would not be of the form
+        reasoning = self._reasoning
+        if not (reasoning.is_over or reasoning.may_begin):
+            marker = reasoning.marker_ids
+            mask[:] = self._tokens.of(marker) if marker else ~self._ends  # one that ends in its thoughts has no form
             return
         self._state.fill(mask)
         if self._leads:
             mask &= self._tokens.no_surrogate
         if self._has_own_stops and (mask & self._ends).any():
             mask |= self._stops
-        if may_begin:
+        if reasoning.may_begin:
             mask |= self._first
 
 

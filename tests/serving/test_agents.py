@@ -1,84 +1,166 @@
-"""Coding agents, where they are installed (`npm install -g @anthropic-ai/claude-code @openai/codex opencode-ai`)."""
+"""Coding agents, where they are installed (`npm install -g @anthropic-ai/claude-code @openai/codex opencode-ai`).
+
+Each works through a session as people have them: several tool calls under long instructions, an answer that is interrupted
+while it streams, and the session taken up again. What the model says is written down beforehand.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import httpx
 import pytest
 from patience import PATIENCE_S
 from served import served
 
-PROVIDER = 'model_providers.local={{name="local",base_url="{url}/v1",wire_api="responses"}}'
-ASKED = "Make the file."
+PROVIDER: Final = 'model_providers.local={{name="local",base_url="{url}/v1",wire_api="responses"}}'
+INSTRUCTIONS: Final = "".join(f"Rule {number}: leave it as it is.\n" for number in range(800))
+"""More than 20,000 tokens; one of the scripted model is a byte."""
+NUM_INSTRUCTIONS: Final = len(INSTRUCTIONS.encode())
+LONG_ANSWER: Final = "And so it goes on, a word at a time. " * 10_000
+ASKED: Final = "Make three files, then explain at length."
+GO_ON: Final = "Make the last file."
 
 
-def claude(url: str) -> tuple[list[str], dict[str, str]]:
+@dataclass(frozen=True, slots=True)
+class Session:
+    """How an agent is told to work in a folder."""
+
+    first: tuple[str, ...]
+    """Its command line."""
+    again: tuple[str, ...]
+    """The same, to take the last session up."""
+    variables: dict[str, str]
+
+
+def claude(url: str, work: Path) -> Session:
+    rules = work.parent / "instructions.md"
+    rules.write_text(INSTRUCTIONS)
+    flags = ("--allowedTools", "Bash", "--append-system-prompt-file", str(rules))
     variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "none"}
-    return ["-p", ASKED, "--allowedTools", "Bash"], variables | {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
+    return Session(("claude", "-p", ASKED, *flags), ("claude", "--continue", "-p", GO_ON, *flags), variables)
 
 
-def codex(url: str) -> tuple[list[str], dict[str, str]]:
-    flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "demo"]
-    return ["exec", *flags, "-c", "model_provider=local", "-c", PROVIDER.format(url=url), ASKED], {}
+def codex(url: str, work: Path) -> Session:
+    rules = work.parent / "instructions.md"
+    rules.write_text(INSTRUCTIONS)
+    flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "demo")
+    settings = ("model_provider=local", PROVIDER.format(url=url), f"model_instructions_file={json.dumps(str(rules))}")
+    flags += tuple(part for setting in settings for part in ("-c", setting))
+    return Session(("codex", "exec", *flags, ASKED), ("codex", "exec", "resume", "--last", *flags, GO_ON), {})
 
 
-def opencode(url: str) -> tuple[list[str], dict[str, str]]:
+def opencode(url: str, work: Path) -> Session:
+    (work / "AGENTS.md").write_text(INSTRUCTIONS)
     options = {"baseURL": f"{url}/v1", "apiKey": "none"}
     provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"demo": {}}}
     config = {"model": "local/demo", "provider": {"local": provider}}
-    return ["run", ASKED], {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
+    variables = {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
+    first = ("opencode", "run", "--title", "Files", ASKED)  # without a title it would ask the model for one
+    return Session(first, ("opencode", "run", "--continue", GO_ON), variables)
 
 
-def call(name: str, argument: str) -> str:
-    arguments = {argument: "echo made-by-an-agent > made.txt", "description": "Make a file"}
+def call(name: str, argument: str, number: int) -> str:
+    """Return what the model says to have a file made."""
+    arguments = {argument: f"echo made-by-an-agent > made-{number}.txt", "description": "Make a file"}
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @contextmanager
-def scripted(answers: list[str], folder: Path) -> Iterator[str]:
-    """Serve a model that gives these answers in turn."""
+def scripted(answers: Sequence[str], folder: Path) -> Iterator[str]:
+    """Serve a model that gives these answers in turn, so slowly that one can come between."""
     file = folder / "answers.txt"
     file.write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
     flags = ["--scripted-answers", str(file), "--scripted-max-model-len", "1000000", "--enable-auto-tool-choice"]
+    pace = ["--scripted-tokens-per-second", "400"]
     names = ["--served-model-name", "demo", "claude-*"]
-    with served("scripted:", *flags, "--tool-call-parser", "hermes", *names) as client:
+    with served("scripted:", *flags, *pace, "--tool-call-parser", "hermes", *names) as client:
         yield str(client.base_url).removesuffix("/v1/")
 
 
+def metric(url: str, name: str) -> float:
+    """Return the sum of all series of a metric."""
+    lines = re.findall(
+        rf"^{name}(?:{{.*}})? (\S+)$", httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text, re.MULTILINE
+    )
+    return sum(map(float, lines))
+
+
+def wait_until(true: Callable[[], bool], agent: subprocess.Popen[str] | None = None) -> None:
+    """Wait until it is true; an agent that ends before has something to say."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert agent is None or agent.poll() is None, agent.communicate()
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+@contextmanager
+def running(command: Sequence[str], work: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run an agent that has nothing but its folder, in a group of its own as in a terminal."""
+    agent = subprocess.Popen(
+        command,
+        cwd=work,
+        env={"PATH": os.environ["PATH"], "HOME": str(work.parent / "home"), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with agent:
+        try:
+            yield agent
+        finally:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 @pytest.mark.parametrize(
-    ("program", "how", "answers"),
-    [
-        ("claude", claude, [call("Bash", "command")]),
-        ("codex", codex, [call("exec_command", "cmd")]),
-        ("opencode", opencode, ["A title", call("bash", "command")]),
-    ],
+    ("how", "tool"),
+    [(claude, ("Bash", "command")), (codex, ("exec_command", "cmd")), (opencode, ("bash", "command"))],
+    ids=["claude", "codex", "opencode"],
 )
-def test_an_agent_makes_a_file_and_tells_of_it(
-    program: str, how: Callable[[str], tuple[list[str], dict[str, str]]], answers: list[str], tmp_path: Path
+def test_a_session_of_several_calls_is_interrupted_and_taken_up_again(
+    how: Callable[[str, Path], Session], tool: tuple[str, str], sent: signal.Signals, tmp_path: Path
 ) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
-    work, home = tmp_path / "work", tmp_path / "home"
+    if shutil.which(how.__name__) is None:
+        pytest.skip(f"{how.__name__} is not installed")
+    work = tmp_path / "work"
     work.mkdir()
-    home.mkdir()
-    with scripted([*answers, "The file is there."], tmp_path) as url:
-        arguments, variables = how(url)
-        done = subprocess.run(
-            [program, *arguments],
-            cwd=work,
-            env={"PATH": os.environ["PATH"], "HOME": str(home), **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-    assert "The file is there." in done.stdout, done.stdout + done.stderr
-    assert (work / "made.txt").read_text() == "made-by-an-agent\n"
+    (tmp_path / "home").mkdir()
+    calls = [call(*tool, number) for number in range(1, 5)]
+    with scripted([*calls[:3], LONG_ANSWER, calls[3], "All files are there."], tmp_path) as url:
+        session = how(url, work)
+        with running(session.first, work, session.variables) as agent:
+            num_called = sum(map(len, calls[:3]))
+            wait_until(lambda: metric(url, "engine_generation_tokens_total") > num_called + 200, agent)
+            assert metric(url, "engine_num_requests_running") == 1
+            os.killpg(agent.pid, sent)
+            agent.communicate(timeout=PATIENCE_S)
+        wait_until(lambda: metric(url, "engine_num_requests_running") == 0)
+        assert metric(url, "engine_generation_tokens_total") < num_called + len(LONG_ANSWER)
+        assert sorted(path.name for path in work.glob("made-*")) == [f"made-{number}.txt" for number in (1, 2, 3)]
+
+        known = metric(url, "engine_prompt_tokens_cached_total")
+        with running(session.again, work, session.variables) as agent:
+            said, complaints = agent.communicate(timeout=PATIENCE_S)
+        assert "All files are there." in said, said + complaints
+        assert (work / "made-4.txt").read_text() == "made-by-an-agent\n"
+        # Four prompts before, two now: each has the instructions, and finds what was computed of them.
+        assert metric(url, "engine_prompt_tokens_total") > 6 * NUM_INSTRUCTIONS
+        assert metric(url, "engine_prompt_tokens_cached_total") - known > 1.5 * NUM_INSTRUCTIONS

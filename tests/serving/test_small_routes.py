@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib import metadata
 
+import httpx
 import pytest
 
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
@@ -108,3 +110,29 @@ def test_a_sink_that_cannot_share_the_page_is_named_on_it(api, page, other, said
 def test_a_sink_alone_may_show_any_format(page):
     reply = page(acme=Exposes(b"{}", "application/json"))
     assert (reply.text, reply.headers["content-type"]) == ("{}", "application/json")
+
+
+def test_everybody_who_scrapes_while_the_engine_is_busy_gets_the_page(api, monkeypatch):
+    """Several wait for one answer of an engine in a long step, and all have it."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+    num_calls = 0
+
+    async def call(name: str) -> list[bytes]:
+        nonlocal num_calls
+        num_calls += 1
+        asked.set()
+        await answered.wait()
+        return []
+
+    async def scrape() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(api.server.app), base_url="http://test") as client:
+            pages = [asyncio.ensure_future(client.get("/metrics")) for _ in range(3)]
+            await asked.wait()
+            await client.get("/livez")  # the others have come as far as the first one meanwhile
+            answered.set()
+            return [page.status_code for page in await asyncio.gather(*pages)]
+
+    monkeypatch.setattr(api.engine, "call", call, raising=False)
+    api.engine.sinks.guarded.append(Guarded("prometheus", "a test", PrometheusSink(api.config)))
+    assert asyncio.run(scrape()) == [200, 200, 200]
+    assert num_calls == 1

@@ -58,6 +58,31 @@ def test_an_output_cannot_end_in_its_thoughts() -> None:
     assert (allowed[256], allowed[:256].all()) == (0, True)
 
 
+def test_a_start_marker_that_was_begun_is_spelt_to_its_end() -> None:
+    vocabulary = read_vocabulary(TOKENIZER, (256,))
+    markers = ("<think>", "<thoughts>")
+    reasoning = Reasoning(markers, ENDS, TOKENIZER, vocabulary, TOKENIZER.encode("hi"))
+    state: Any = SimpleNamespace(fill=lambda mask: mask.fill(0))  # of a form that nothing has
+    row = Row(state, (256,), reasoning, TokenMasks(vocabulary))
+
+    def allowed(mask: np.ndarray[Any, Any]) -> str:
+        bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:257])
+        return "".join(map(chr, bits)) if len(bits) < 256 else "anything"
+
+    row.replay(())
+    assert allowed(row.mask) == "<"
+    guesses = [*TOKENIZER.encode("<thoughts>"), *TOKENIZER.encode("!")]
+    points = [allowed(mask) for mask in row.points(guesses)]
+    assert points == ["<", "t", "h", "io", "u", "g", "h", "t", "s", ">", "anything", "anything"]
+    row.advance(TOKENIZER.encode("<thi"))
+    assert allowed(row.mask) == "n"
+    row.settle(1, ())
+    assert allowed(row.mask) == "io"
+    row.advance(TOKENIZER.encode("x"))
+    with pytest.raises(ValueError, match="marker of thoughts"):
+        row.points(())
+
+
 def test_a_checkpoint_says_what_its_thoughts_stand_between() -> None:
     config = EngineConfig(options={"reasoning_parser": "hf"})
     tools = Tools(config, load_plan(make_plan(["none", "reasoning_parsers"])))

@@ -90,11 +90,13 @@ class ProbeRoutes:
         """
         if self._pending is None and hasattr(self._engine, "call"):
             self._pending = asyncio.ensure_future(self._engine.call("memory.owners"))
-        if self._pending is not None:
-            done, _ = await asyncio.wait([self._pending], timeout=ANSWER_S)
+        asked = self._pending
+        if asked is not None:
+            done, _ = await asyncio.wait([asked], timeout=ANSWER_S)
             if done:
-                answered, self._pending = self._pending, None
-                self._known = [] if answered.exception() is not None else answered.result()
+                self._known = [] if asked.exception() is not None else asked.result()
+                if self._pending is asked:  # who asked beside us may have been here before
+                    self._pending = None
         registry = self._engine.registry
         own = {"owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}
         return own | {"engine": self._known, "seconds": times_of(registry).so_far()}

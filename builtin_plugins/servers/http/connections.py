@@ -16,6 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from builtin_plugins.servers.http.errors import ErrorAnswer
 from builtin_plugins.servers.http.limits import Limits
+from builtin_plugins.servers.http.until_closed import end_by_closing
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,10 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
     def on_headers_complete(self) -> None:
         """Called by the parser httptools: a body may follow."""
-        self._is_whole = False
+        self._is_whole, before = False, self.cycle
         super().on_headers_complete()
+        if self.cycle is not before and self.scope["http_version"] == "1.0":
+            end_by_closing(self.cycle)  # its task has not begun
 
     def on_message_complete(self) -> None:
         """Called by the parser httptools: nothing of this request follows."""
