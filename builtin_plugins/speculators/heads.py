@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ LAYERS: Final = "LlamaForCausalLM"
 """What layers of published heads are built like."""
 
 
-class Heads:
+class Heads(ABC):
     """Keeps what the model makes of tokens; who guesses from it is a subclass."""
 
     finds = False
@@ -46,8 +47,9 @@ class Heads:
         with torch.device(parts.context.device):
             return self._build(parts, parts.model.spec)
 
+    @abstractmethod
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
-        raise NotImplementedError
+        """Make the modules that guess, on the device of the model; return what they keep in the cache."""
 
     def attach(self, parts: WorkerParts) -> None:
         """Take the rows."""

@@ -13,6 +13,8 @@ from mixed_requests import counted
 
 from core import LLM, SamplingParams
 from core.testing.checkpoints import VOCAB, make_checkpoint
+from tests.speculators.thirty_two import BASE as COMMON
+from tests.speculators.thirty_two import WAYS as COMMON_WAYS
 
 HERE = Path(__file__).parent
 QUICK = ("JambaForCausalLM", "Qwen3NextForCausalLM")
@@ -30,25 +32,8 @@ MODELS = (
     "Lfm2ForCausalLM",
     "RecurrentGemmaForCausalLM",
 )
-BASE: dict[str, Any] = {
-    "max_model_len": 128,
-    "max_num_seqs": 32,
-    "dtype": "float32",
-    "skip_tokenizer_init": True,
-    "kv_cache_memory_bytes": 32 << 20,
-    "block_size": 8,
-    "mamba_block_size": 16,
-    "enable_prefix_caching": True,
-    "num_threads": 1,
-    "log_level": "error",
-}
-WAYS: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "depth 2": {"async_scheduling": True},
-    "a budget of 48 tokens": {"max_num_batched_tokens": 48},
-    "few rows": {"max_num_seqs": 5},
-    "no prefix cache": {"enable_prefix_caching": False},
-}
+BASE: dict[str, Any] = COMMON | {"mamba_block_size": 16, "enable_prefix_caching": True}
+WAYS: dict[str, dict[str, Any]] = COMMON_WAYS | {"no prefix cache": {"enable_prefix_caching": False}}
 
 
 def _requests(count: int = 32) -> tuple[list[Any], list[SamplingParams]]:

@@ -20,23 +20,7 @@ from builtin_plugins.speculators.mlp_speculator import MlpSpeculator
 from core import LLM, SamplingParams
 from core.errors import EngineError
 from core.testing.checkpoints import VOCAB, make_checkpoint
-
-BASE: dict[str, Any] = {
-    "max_model_len": 128,
-    "max_num_seqs": 32,
-    "dtype": "float32",
-    "skip_tokenizer_init": True,
-    "kv_cache_memory_bytes": 32 << 20,
-    "block_size": 8,
-    "num_threads": 1,
-    "log_level": "error",
-}
-WAYS: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "depth 2": {"async_scheduling": True},
-    "a budget of 48 tokens": {"max_num_batched_tokens": 48},
-    "few rows": {"max_num_seqs": 5},
-}
+from tests.speculators.thirty_two import BASE, WAYS
 
 
 def answers(llm: LLM, rounds: int = 2) -> list[tuple[int, ...]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
 from builtin_plugins.routes.conversation.messages import packed
+from builtin_plugins.routes.conversation.writing import TypedWriter
 from builtin_plugins.routes.streams import event_with_text, typed_event
 from core.api import ArgumentsPiece, CallBegun, CallEnded, Piece, ReasoningPiece, TextPiece
 
@@ -16,11 +17,12 @@ SHOWN: Final = "engine"
 """Signature of thoughts that are shown; clients want one, and send them back with it."""
 
 
-class MessageWriter:
+class MessageWriter(TypedWriter):
     """Builds one message from the events of an answer; yields what a stream tells of it."""
 
     def __init__(self, message_id: str, model: str, *, thoughts: str, cached_details: bool) -> None:
         """`thoughts`: `summarized` shows them, `omitted` only signs them, `` leaves them out."""
+        super().__init__()
         self.message: dict[str, Any] = {
             "id": message_id,
             "type": "message",
@@ -32,24 +34,6 @@ class MessageWriter:
         }
         self._thoughts = thoughts
         self._cached_details = cached_details
-        self._open: dict[str, Any] | None = None
-        self._parts: list[str] = []
-        """Of the block that is open."""
-        self._saying: Callable[[str], bytes] | None = None
-        """What makes the event of some more text, where the open block is one of text."""
-
-    def told(self, events: Sequence[Event]) -> bytes:
-        """Note what is new; return what a stream tells of it."""
-        if len(events) == 1 and self._saying is not None and isinstance(more := events[0], TextPiece) and more.text:
-            self._parts.append(more.text)
-            return self._saying(more.text)
-        return b"".join([typed_event(data) for event in events for data in self.take(event)])
-
-    def note(self, events: Sequence[Event]) -> None:
-        """Note what is new, for nobody reads along."""
-        for event in events:
-            for _ in self.take(event):
-                pass
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
         """Note what is new; yield the events that tell it."""

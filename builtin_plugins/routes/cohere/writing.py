@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
+from builtin_plugins.routes.conversation.writing import TypedWriter
 from builtin_plugins.routes.streams import event_with_text, typed_event
 from core.api import ArgumentsPiece, CallBegun, CallEnded, ReasoningPiece, TextPiece
 
 REASONS: Final = {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL"}
 
 
-class ChatWriter:
+class ChatWriter(TypedWriter):
     """Builds one answer from its events; yields what a stream tells of it."""
 
     def __init__(self, answer_id: str, *, thoughts: bool, cached_details: bool) -> None:
         """`thoughts`: whether they are shown."""
+        super().__init__()
         self.answer: dict[str, Any] = {"id": answer_id, "finish_reason": None, "message": {"role": "assistant"}}
         self._thoughts = thoughts
         self._cached_details = cached_details
-        self._open: dict[str, Any] | None = None
-        """A part or a call that is told of."""
-        self._parts: list[str] = []
-        """Of what is open."""
         self._scored: list[dict[str, Any]] = []
         """Tokens whose text is still to come."""
-        self._saying: Callable[[str], bytes] | None = None
-        """What makes the event of some more text, where the open part is one of text."""
-
-    def told(self, events: Sequence[Event]) -> bytes:
-        """Note what is new; return what a stream tells of it."""
-        if len(events) == 1 and self._saying is not None and isinstance(more := events[0], TextPiece) and more.text:
-            self._parts.append(more.text)
-            return self._saying(more.text)
-        return b"".join([typed_event(data) for event in events for data in self.take(event)])
-
-    def note(self, events: Sequence[Event]) -> None:
-        """Note what is new, for nobody reads along."""
-        for event in events:
-            for _ in self.take(event):
-                pass
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
         """Note what is new; yield the events that tell it."""
