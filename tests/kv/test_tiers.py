@@ -44,9 +44,9 @@ def make(*specs: Any, num_blocks: int = 32) -> tuple[KVManager, Tier]:
     return kv, tier
 
 
-def start(kv: KVManager, tokens: list[int]) -> tuple[Lease, int, int]:
+def start(kv: KVManager, tokens: list[int], **facts: Any) -> tuple[Lease, int, int]:
     """Return the lease of an admitted request, the tokens found for it, and those of them that the cache itself has."""
-    lease = kv.open()
+    lease = kv.open(**facts)
     hit = kv.find(lease, tokens, len(tokens) - 1)
     assert kv.admit(lease, hit, hit.num_tokens, len(tokens), len(tokens), len(tokens))
     kv.commit(lease, tokens, len(tokens))
@@ -72,6 +72,20 @@ def test_what_is_evicted_is_told_and_found_again_in_the_tier() -> None:
     assert [load.key for load in lease.loads] == lease.keys[:4]
     assert [load.block for load in lease.loads] == lease.tables[0][:4]
     kv.check([lease])
+
+
+@pytest.mark.parametrize("others", [{"salt": "other"}, {"extras": (("adapter", b"tenant"),)}, {}])
+def test_a_tier_is_asked_by_the_whole_identity(others: dict[str, Any]) -> None:
+    """What the tier keeps of one tenant's prompt is not found by another who sends the same tokens."""
+    kv, tier = make(FULL, num_blocks=8)
+    first, _, _ = start(kv, list(range(17)), salt="tenant")
+    kv.close(first)
+    spill(kv, 8)
+    assert len(tier.held) >= 4
+    other, found, _ = start(kv, list(range(17)), **others)
+    assert found == 0
+    kv.close(other)
+    assert start(kv, list(range(17)), salt="tenant")[1] == 16
 
 
 def test_the_cache_and_the_tier_together_hold_a_prefix() -> None:
