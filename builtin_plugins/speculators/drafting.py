@@ -58,6 +58,8 @@ class Drafting:
         self._rest = self._last_rest = 0
         """Steps to go, and as many as there were, before it is considered again whether to guess."""
         self._resting_rows = 0
+        self._look_s = 0.0
+        """What it took to look for guesses of one row, the last time."""
         self._wanting = False
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
@@ -212,25 +214,24 @@ class Drafting:
 
     def _want(self, speculator: Speculator, rows: Sequence[int], sampled: Sampled) -> list[int]:
         """Return how many guesses each row shall check in the next step."""
-        index = np.asarray(rows)
-        finds = speculator.finds
-        wanted = self._pace.choose(index, self._most, pretend=finds)  # if all of them were there
-        if not wanted.any():
-            self._last_rest = max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
-            self._pause(len(rows), self._last_rest)
-            return [0] * len(rows)
-        if finds:
-            begun_s = time.perf_counter()
-            ends = sampled.ends.tolist()
-            self._found = self._drafts(
-                speculator, [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
-            )
+        index, finds = np.asarray(rows), speculator.finds
+        looking_s = self._look_s * len(rows) if finds else 0.0
+        wanted = self._pace.choose(index, self._most, looking_s, pretend=finds)  # if all of them were there
+        if finds and wanted.any():
+            begun_s, ends = time.perf_counter(), sampled.ends.tolist()
+            asked = [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
+            self._found = self._drafts(speculator, asked)
+            took_s, step_s = time.perf_counter() - begun_s, begun_s - self._begun_s
+            self._look_s = took_s / len(rows)
             if not any(self._found.values()):
-                took_s, step_s = time.perf_counter() - begun_s, begun_s - self._begun_s
                 self._pause(len(rows), int(took_s / (LOOKING_SHARE * step_s)))
                 return [0] * len(rows)
-            wanted = self._pace.choose(index, np.array([len(self._found.get(row, ())) for row in rows]))
-        self._last_rest = 0
+            wanted = self._pace.choose(index, np.array([len(self._found.get(row, ())) for row in rows]), looking_s)
+        if wanted.any():
+            self._last_rest = 0
+        else:
+            self._last_rest = max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
+            self._pause(len(rows), self._last_rest)
         counts: list[int] = wanted.tolist()
         return counts
 

@@ -56,8 +56,8 @@ class Costs:
         size = _rounded(num_tokens)
         last = self._last.setdefault(size, deque(maxlen=KEPT))
         last.append(seconds)
-        if len(last) >= TRIALS:
-            self._known[size] = min(last)
+        if len(last) >= TRIALS and self._known.get(size) != (least := min(last)):
+            self._known[size] = least
             self._sizes = np.array(sorted(self._known), dtype=np.float64)
             self._seconds = np.array([self._known[size] for size in sorted(self._known)])
 
@@ -123,10 +123,10 @@ class Pace:
         shares: Floats = (self._right[rows] + DOUBT * self._likely) / (self._checked[rows] + DOUBT)
         return shares
 
-    def choose(self, rows: Ints, ready: Ints | int, *, pretend: bool = False) -> Ints:
+    def choose(self, rows: Ints, ready: Ints | int, looking_s: float = 0.0, *, pretend: bool = False) -> Ints:
         """Return how many guesses each of `rows` shall check in a step of all of them; at most as many as are `ready`.
 
-        With `pretend`, nothing follows from it.
+        `looking_s` is what finding them takes, beside the step. With `pretend`, nothing follows from it.
         """
         there = self._places <= np.reshape(ready, (-1, 1))
         chances = np.where(there, self.likely(rows)[:, None] ** self._places, 0.0)
@@ -138,6 +138,7 @@ class Pace:
         seconds = self.costs.of(sizes)
         if seconds is None or not len(order):
             return np.zeros(len(rows), dtype=np.int64)
+        seconds[1:] += looking_s
         tokens = len(rows) + np.concatenate(([0.0], np.cumsum(order)))
         best = _best(tokens / seconds)
         if not best or sizes[best] > self.costs.largest:

@@ -34,6 +34,12 @@ def test_where_each_token_costs_as_much_none_is_guessed() -> None:
     assert choose(pace, 32) == [0] * 32
 
 
+def test_none_is_guessed_where_finding_them_takes_what_they_save() -> None:
+    pace, rows, ready = told({4: 1.0, 24: 1.0}), np.arange(4), np.array([1, 0, 0, 0])
+    assert pace.choose(rows, ready).tolist() == [1, 0, 0, 0]
+    assert pace.choose(rows, ready, 0.5).tolist() == [0, 0, 0, 0]
+
+
 def test_rows_whose_guesses_are_right_guess_more() -> None:
     pace = told({4: 1.0, 8: 1.2, 24: 2.5})
     rows = np.arange(4)
