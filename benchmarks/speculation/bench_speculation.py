@@ -46,10 +46,11 @@ def main() -> None:
     parser.add_argument("what", choices=("costs", "speed"))
     parser.add_argument("--config", type=json.loads, default={"method": "ngram", "num_speculative_tokens": 5})
     parser.add_argument("--model", default=None, help="default: the demo model")
-    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument(
+        "--load-format", default="auto", help="dummy: random weights, so small that one token is said again and again"
+    )
     parser.add_argument("--prompt", default=REPEATING)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--said", type=int, default=0, help="tokens of the answer that stand in the prompt already")
     parser.add_argument("--schemas", action="store_true", help="each request has a JSON schema of its own")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
@@ -122,11 +123,6 @@ def _speed(arguments: argparse.Namespace) -> None:
             prompts: Any = texts
             if arguments.model is None:
                 prompts = plain.preprocess_chat([[{"role": "user", "content": text}] for text in texts])
-            if arguments.said:  # models of random weights repeat themselves after a while
-                said = SamplingParams(temperature=0, max_tokens=arguments.said, ignore_eos=True, detokenize=False)
-                (first,) = plain.generate(prompts[:1], said, use_tqdm=False)
-                whole = [*(first.prompt_token_ids or ()), *first.outputs[0].token_ids]
-                prompts = [{"prompt_token_ids": whole}] * streams
             figures: dict[int, list[float]] = {0: [], 1: []}
             for turn in range(2 * (arguments.rounds + 1)):
                 begun = time.perf_counter()

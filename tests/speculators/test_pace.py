@@ -62,6 +62,17 @@ def test_trials_lose_a_bounded_time() -> None:
     assert tried < 10
 
 
+def test_a_trial_that_took_longer_than_was_reckoned_is_paid_for() -> None:
+    pace = told({8: 0.001, 48: 0.02})
+    assert any(choose(pace, 8))
+    pace.tried(1.0)
+    for _ in range(50):
+        pace.passed(0.01)
+    assert not any(choose(pace, 8))
+    pace.passed(60.0)
+    assert any(choose(pace, 8))
+
+
 def test_a_row_forgets_who_had_it() -> None:
     pace = told({1: 1.0, 6: 3.0})
     for _ in range(10):
