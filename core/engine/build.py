@@ -80,6 +80,7 @@ def _make_core(
         max_model_len=context_length(config) + pools,  # what is pooled counts like a token, and has no position
         chunked_prefill=section.enable_chunked_prefill,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
+        max_mixed_prefill_tokens=section.max_mixed_prefill_tokens or 0,
     )
     policy: SchedulingPolicy | None = None
     if registry.entries("scheduling_policies") or section.scheduling_policy != "fcfs":
