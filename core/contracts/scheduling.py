@@ -212,6 +212,8 @@ class WorkerParts:
     device: str
     tell: Callable[[bytes], None]
     """Tells the scheduler half something outside of steps, which gets it in `result`; from any thread."""
+    wrap: Callable[[Model], Callable[[ForwardBatch], torch.Tensor]]
+    """Returns what the platform calls in place of a model of the feature's own, so that small steps cost little."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,8 @@ class Worker:
         self._stage: Stage = self._runner.stage(
             StageParts(config, self._spec, self.model, batch, extensions, is_last, device, PendingResult, self._ops)
         )
-        wrap = getattr(self._platform, "wrap", None)
-        forward: Callable[[ForwardBatch], torch.Tensor] = self.model if wrap is None else wrap(self.model, sizes)
+        wrap = getattr(self._platform, "wrap", lambda model, sizes: model)
+        forward: Callable[[ForwardBatch], torch.Tensor] = wrap(self.model, sizes)
         self._forward = times_of(self._registry).timed(self._registry.in_use("models")[0].plugin.name, forward)
 
         def parts_of(name: str) -> WorkerParts:
@@ -166,7 +166,7 @@ class Worker:
                     break
                 first += len(layers)
             mine = caches[first : first + len(self._added.get(name, ()))]
-            where = self._group, self._pipeline, device, partial(self._tell, name)
+            where = self._group, self._pipeline, device, partial(self._tell, name), partial(wrap, sizes=())
             return WorkerParts(config, self.model, batch, layout, memory, mine, first, *where)
 
         extensions.attach(parts_of)
