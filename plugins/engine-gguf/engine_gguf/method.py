@@ -40,8 +40,8 @@ class Gguf:
         library = load_library()
         if library is None and self._kinds:
             log.warning(
-                "gguf: no kernel of this device multiplies by blocks; each product makes its weight plain first, which takes "
-                "several times as long as with a plain checkpoint, and no more memory than the file"
+                "gguf: no kernel of this device multiplies by blocks; each product makes its weight plain first, and one of a "
+                "single row takes 17 to 40 times as long as with a plain checkpoint"
             )
         bits = config.options.get("gguf_activations")
         make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind, bits)
