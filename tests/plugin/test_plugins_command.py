@@ -132,13 +132,23 @@ def test_explain_takes_facts(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_fact_that_nobody_states_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "explain", "attention_backends", "--fact", "head_sise=80"]) == 2
+    said = capsys.readouterr().err
+    assert "--fact head_sise: nobody states such a fact; facts of attention_backends: alibi, " in said
+    assert "did you mean 'head_size'?" in said
+    assert main(["plugins", "explain", "tokenizers", "--fact", "device=cpu"]) == 2
+    assert "tokenizers are chosen without facts" in capsys.readouterr().err
+
+
 def test_explain_of_an_unknown_kind_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "explain", "attention_backend"]) == 2
     assert "did you mean 'attention_backends'?" in capsys.readouterr().err
 
 
 def test_check_passes_a_good_plugin(capsys: pytest.CaptureFixture[str]) -> None:
-    results = as_json(capsys, "plugins", "check", "acme")
+    with tmp_plugin(PLUGIN.replace(', when={"device": "cpu"}', ""), name="good") as path:
+        results = as_json(capsys, "plugins", "check", path)
     assert all(result["passed"] for result in results)
     assert "key is pure" in [result["check"] for result in results]
 
@@ -148,6 +158,14 @@ def test_check_fails_a_bad_plugin_with_what_to_change(capsys: pytest.CaptureFixt
         text = printed(capsys, "plugins", "check", path, status=1)
     assert "FAIL scheduling_policies:newest: key is a tuple of finite numbers" in text
     assert "return a tuple of numbers" in text
+
+
+def test_check_fails_an_entry_that_asks_for_a_fact_nobody_states(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "plugins", "check", "acme", status=1)
+    assert "when asks for 'device', which nobody states of scheduling_policies. Known: none" in text
+    backend = PLUGIN.replace("scheduling_policies", "op_impls").replace('"device"', '"devise"')
+    with tmp_plugin(backend, name="bad") as path:
+        assert "did you mean 'device'? Known: device, " in printed(capsys, "plugins", "check", path, status=1)
 
 
 def test_check_names_a_plugin_that_does_not_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """What every entry of a kind must keep, as checks that a plugin's author and our own tests run alike.
 
-Each kind has a module here with functions `check_<statement>(subject)` that raise AssertionError with a text that
+Each kind, and each joint that is no kind, has a module here with functions `check_<statement>(subject)` that raise AssertionError with a text that
 says what to change; the checks in `contract` hold for all kinds. Needs no pytest.
 """
 
@@ -17,10 +17,11 @@ from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.errors import EngineError
 from core.plugin import KINDS, load_plan, make_plan
+from core.plugin.entry import Entry
+from core.testing.conformance.joints import JOINTS, joints
 
 if TYPE_CHECKING:
     from core.plugin import Registered, Registry
-    from core.plugin.entry import Entry
 
 Check = Callable[["Subject"], None]
 
@@ -69,8 +70,10 @@ class Case:
 
 
 def checks(kind: str) -> list[Check]:
-    """Return the checks of a kind, those for all kinds first."""
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in ("contract", kind)]
+    """Return the checks of a kind, those for all kinds first; or those of a joint."""
+    modules = [
+        importlib.import_module(f"{__name__}.{name}") for name in (*(["contract"] if kind in KINDS else []), kind)
+    ]
     return [
         value
         for module in modules
@@ -83,12 +86,11 @@ def cases(*selection: str) -> list[Case]:
     """Return every check of every entry of the selected plugins, loaded alone: `cases("./my_plugin.py")`."""
     registry = load_plan(make_plan(["none", *selection]))
     config = config_from_kwargs({}, registry.options())
-    return [
-        Case(subject, check)
+    subjects = [
+        Subject(registered.kind, registered.entry, registry.load(registered), config)
         for registered in entries_of_named_plugins(registry)
-        for subject in [Subject(registered.kind, registered.entry, registry.load(registered), config)]
-        for check in checks(subject.kind)
     ]
+    return [Case(subject, check) for subject in [*subjects, *_joints(registry)] for check in checks(subject.kind)]
 
 
 def run(subject: Subject) -> list[CheckResult]:
@@ -116,11 +118,20 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
             yield CheckResult(registered.label, "target can be imported", str(error))
         else:
             yield from run(Subject(registered.kind, registered.entry, target, config))
+    for subject in _joints(registry):
+        yield from run(subject)
 
 
 def entries_of_named_plugins(registry: Registry) -> list[Registered]:
     """Return the entries of plugins that were selected by name."""
     return [r for kind in KINDS for r in registry.entries(kind) if r.plugin.named]
+
+
+def _joints(registry: Registry) -> Iterator[Subject]:
+    """Yield what named plugins bring at joints that are no kinds."""
+    for ref in registry.plan.plugins:
+        for name, joint in joints(registry, ref) if ref.named else ():
+            yield Subject(name, Entry(ref.name, joint.given, JOINTS[name].noun), joint, joint.config)
 
 
 def _run(case: Case) -> CheckResult:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from core.contracts import SamplerContext, SampleRows
+from core.contracts.construct import construct
 from core.testing.no_readback import ReadBack, no_readback
 from core.types import SamplingParams
 
@@ -51,7 +52,7 @@ def check_says_whether_it_changes_the_best_token(subject: Subject) -> None:
 def check_default_requests_do_without_it(subject: Subject) -> None:
     """A request that set none of its fields costs nothing."""
     if subject.target.params:
-        wanted = subject.target(_CONTEXT).wants(SamplingParams())
+        wanted = _make(subject).wants(SamplingParams())
         assert not wanted, f"{subject.entry.name}: wants() a request with default parameters; look at its own fields."
 
 
@@ -88,7 +89,7 @@ def check_rows_do_not_influence_each_other(subject: Subject) -> None:
 def check_state_follows_from_the_tokens(subject: Subject) -> None:
     """After preemption `added` comes again with the tokens so far, and must bring the same state."""
     for sampling in _examples(subject):
-        steady, resumed = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        steady, resumed = _make(subject), _make(subject)
         tokens, prompt_len = _HISTORIES[3], _PROMPT_LENS[3]
         steady.added(2, sampling, tokens[:prompt_len], prompt_len)
         for length in range(prompt_len, len(tokens) + 1):
@@ -106,7 +107,7 @@ def check_points_of_a_row_are_served_alike(subject: Subject) -> None:
     for sampling in _examples(subject):
         tokens, prompt_len = _HISTORIES[3], _PROMPT_LENS[3]
         lengths = range(prompt_len, len(tokens) + 1)
-        together, alone = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        together, alone = _make(subject), _make(subject)
         for processor in (together, alone):
             processor.added(2, sampling, tokens[:prompt_len], prompt_len)
         each = [alone.apply(_logits([3]), _rows([2], [tokens[:length]], [prompt_len])) for length in lengths]
@@ -129,7 +130,7 @@ def check_points_of_a_row_are_served_alike(subject: Subject) -> None:
 def check_a_row_given_away_is_forgotten(subject: Subject) -> None:
     """The next request of a row starts from nothing."""
     for sampling in _examples(subject):
-        fresh, used = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        fresh, used = _make(subject), _make(subject)
         used.added(2, sampling, _HISTORIES[1], _PROMPT_LENS[1])
         used.apply(_logits([1]), _rows([2], [_HISTORIES[1]], [_PROMPT_LENS[1]]))
         used.removed(2)
@@ -150,19 +151,23 @@ def check_an_invariant_processor_keeps_the_best_token(subject: Subject) -> None:
         assert same, f"{subject.entry.name}: changes the best token; set argmax_invariant = False."
 
 
+def _make(subject: Subject) -> Any:
+    return construct(subject.target, _CONTEXT, subject.config)
+
+
 def _examples(subject: Subject) -> list[SamplingParams]:
     """Return parameters that ask for the processor: one field each, all together, and the module's own."""
     own = getattr(sys.modules.get(subject.target.__module__), "EXAMPLE_PARAMS", None)
     fields = {"bad_words_token_ids" if name == "bad_words" else name for name in subject.target.params}
     known = {name: _EXAMPLES[name] for name in sorted(fields) if name in _EXAMPLES}
     given = [{name: value} for name, value in known.items()] + [known] + ([own] if own else [])
-    processor = subject.target(_CONTEXT)
+    processor = _make(subject)
     every = [SamplingParams(max_tokens=20, stop_token_ids=[1, 4], **keywords) for keywords in given if keywords]
     return [sampling for sampling in every if processor.wants(sampling)]
 
 
 def _applied(subject: Subject, sampling: SamplingParams, indices: Sequence[int]) -> torch.Tensor:
-    processor = subject.target(_CONTEXT)
+    processor = _make(subject)
     rows = [5 - i for i in indices]
     for row, i in zip(rows, indices, strict=True):
         processor.added(row, sampling, _HISTORIES[i], _PROMPT_LENS[i])

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.config import EngineConfig
-from core.config.sections import ModelConfig
+from core.contracts.construct import construct
 from core.nn.linear import Linear, Slice
 from core.nn.parallel import ParallelGroup
-from core.nn.quantization import make_method
 from core.nn.weights import WeightMap
 from core.testing.one_sequence import plain_context
 
@@ -107,4 +105,4 @@ _HALVES = [Slice("first", 128), Slice("second", 128)]
 def _make(subject: Subject) -> Any:
     """Make the method from the entry's example of a quantization config, if it has one."""
     target: Any = subject.target
-    return make_method(target, getattr(target, "example_config", None), EngineConfig(ModelConfig("example")))
+    return construct(target, getattr(target, "example_config", None), subject.config)

@@ -7,13 +7,14 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from core.contracts import QueuedRequest
+from core.contracts.construct import construct
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
 
-def check_constructs_without_arguments(subject: Subject) -> None:
-    """The engine makes a policy from its class alone."""
+def check_constructs_with_the_configuration_or_without(subject: Subject) -> None:
+    """The engine makes a policy from its class, given the configuration where it takes an argument."""
     _make(subject)
 
 
@@ -45,7 +46,7 @@ def check_key_is_pure(subject: Subject) -> None:
 
 def _make(subject: Subject) -> Any:
     target: Any = subject.target
-    return target()
+    return construct(target, subject.config)
 
 
 def _requests() -> list[QueuedRequest]:

@@ -1,0 +1,16 @@
+"""A scheduling policy with a setting of its own."""
+
+from __future__ import annotations
+
+from core.api import EngineConfig, QueuedRequest
+
+
+class Acme:
+    """Short prompts first, unless a longer one came much earlier."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._tokens_per_s = 1000 / config.options["acme_patience"]
+
+    def key(self, request: QueuedRequest) -> tuple[float, ...]:
+        """Return the rank: the smallest runs first."""
+        return (request.num_prompt_tokens + request.arrival_s * self._tokens_per_s,)
