@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +176,35 @@ def test_check_names_a_plugin_that_does_not_load(capsys: pytest.CaptureFixture[s
 
 def test_lock_writes_what_plugins_lock_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lock = str(tmp_path / "engine-plugins.lock")
-    assert "plugins, digest" in printed(capsys, "plugins", "lock", "--output", lock)
+    assert "plugins with their files, digest" in printed(capsys, "plugins", "lock", "--output", lock)
     assert as_json(capsys, "--plugins-lock", lock, "plugins", "list")
     assert main(["--plugins-lock", lock, "--plugins", "no:acme", "plugins", "list"]) == 2
     assert "it holds plugin 'acme' (engine-acme 1.2), which is not loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda root: (root / "engine_acme.py").write_text("PLUGIN = 1"), "of engine-acme, engine_acme.py is edited"),
+        (lambda root: (root / "more" / "new.py").write_text(""), "of engine-acme, more/new.py is new"),
+        (lambda root: (root / "more" / "deep.py").unlink(), "of engine-acme, more/deep.py is missing"),
+    ],
+)
+def test_a_lock_refuses_edited_files_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: Callable[[Path], object], said: str
+) -> None:
+    lock = str(tmp_path / "lock")
+    with fake_dist("engine-acme", "1.2", {"acme": "engine_acme"}, {"engine_acme": PLUGIN}) as root:
+        (root / "more").mkdir()
+        (root / "more" / "__init__.py").write_text("")
+        (root / "more" / "deep.py").write_text("x = 1")
+        (root / "engine_acme-1.2.dist-info" / "top_level.txt").write_text("engine_acme\nmore\n")
+        printed(capsys, "--plugins", "acme", "plugins", "lock", "--output", lock)
+        printed(capsys, "--plugins", "acme", "--plugins-lock", lock, "plugins", "list")
+        change(root)
+        assert main(["--plugins", "acme", "--plugins-lock", lock, "plugins", "list"]) == 2
+        error = capsys.readouterr().err
+        assert f"the plugins differ from the lock file {lock}: {said}." in error
 
 
 def test_list_imports_no_torch_and_is_fast() -> None:

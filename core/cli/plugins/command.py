@@ -136,7 +136,7 @@ class PluginsCommand:
     def _lock(self, context: CommandContext) -> int:
         plan = make_plan(context.config.plugins.plugins)
         Path(context.args.output).write_bytes(write_lock(plan))
-        print(f"{context.args.output}: {len(plan.plugins)} plugins, digest {plan.digest[:16]}")
+        print(f"{context.args.output}: {len(plan.plugins)} plugins with their files, digest {plan.digest[:16]}")
         return 0
 
     def _new(self, context: CommandContext) -> int:

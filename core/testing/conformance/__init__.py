@@ -36,6 +36,10 @@ class Subject:
     """What the entry stands for, imported."""
     config: EngineConfig = field(default_factory=EngineConfig)
     """What it is made with: every value a default, those of its plugin's own options included."""
+    registry: Registry | None = None
+    """The plugins that were loaded with it."""
+    builtin: bool = False
+    """True: the engine's own, whose examples are tests of ours and need not stand in its module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,9 @@ def cases(*selection: str) -> list[Case]:
     registry = load_plan(make_plan(["none", *selection]))
     config = config_from_kwargs({}, registry.options())
     subjects = [
-        Subject(registered.kind, registered.entry, registry.load(registered), config)
+        Subject(
+            registered.kind, registered.entry, registry.load(registered), config, registry, registered.plugin.builtin
+        )
         for registered in entries_of_named_plugins(registry)
     ]
     return [Case(subject, check) for subject in [*subjects, *_joints(registry)] for check in checks(subject.kind)]
@@ -117,7 +123,9 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
         except EngineError as error:
             yield CheckResult(registered.label, "target can be imported", str(error))
         else:
-            yield from run(Subject(registered.kind, registered.entry, target, config))
+            yield from run(
+                Subject(registered.kind, registered.entry, target, config, registry, registered.plugin.builtin)
+            )
     for subject in _joints(registry):
         yield from run(subject)
 
@@ -131,7 +139,9 @@ def _joints(registry: Registry) -> Iterator[Subject]:
     """Yield what named plugins bring at joints that are no kinds."""
     for ref in registry.plan.plugins:
         for name, joint in joints(registry, ref) if ref.named else ():
-            yield Subject(name, Entry(ref.name, joint.given, JOINTS[name].noun), joint, joint.config)
+            yield Subject(
+                name, Entry(ref.name, joint.given, JOINTS[name].noun), joint, joint.config, registry, ref.builtin
+            )
 
 
 def _run(case: Case) -> CheckResult:

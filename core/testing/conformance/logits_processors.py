@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from core.contracts import SamplerContext, SampleRows
 from core.contracts.construct import construct
+from core.testing.conformance.examples import examples
 from core.testing.no_readback import ReadBack, no_readback
 from core.types import SamplingParams
 
@@ -63,6 +65,36 @@ def check_apply_returns_logits(subject: Subject) -> None:
         assert out.shape == (len(_HISTORIES), _CONTEXT.vocab_size), f"{subject.entry.name}: shape {tuple(out.shape)}."
         assert out.dtype is torch.float32, f"{subject.entry.name}: logits become {out.dtype}; keep float32."
         assert not out.isnan().any(), f"{subject.entry.name}: finite logits become NaN."
+
+
+def check_examples_become_what_they_say(subject: Subject) -> None:
+    """Parameters, tokens so far, logits before and after; the vocabulary is as large as they are long."""
+    form = 'EXAMPLES = [({"extra_args": {"acme": [1]}}, [0, 2], [0.0, 1.0, 2.0], [0.0, -inf, 2.0])]'
+    for keywords, tokens, before, after in examples(subject, form):
+        context = replace(_CONTEXT, vocab_size=len(before))
+        processor = construct(subject.target, context, subject.config)
+        sampling = SamplingParams(max_tokens=20, **keywords)
+        assert processor.wants(sampling), f"{subject.entry.name}: wants() says no to its own example {keywords}."
+        processor.added(1, sampling, tokens, 1)
+        found = processor.apply(torch.tensor([before]), _rows([1], [tokens], [1]))[0]
+        same = torch.allclose(found, torch.tensor(after), atol=1e-5)
+        assert same, f"{subject.entry.name}: {before} becomes {found.tolist()}, its example says {after}."
+
+
+def check_examples_in_one_batch_stay_apart(subject: Subject) -> None:
+    """Rows that ask for different things get, together, what each gets alone."""
+    stated = examples(subject, "")
+    together = [each for each in stated if len(each[2]) == len(stated[0][2])]
+    if not together:
+        return
+    context = replace(_CONTEXT, vocab_size=len(stated[0][2]), max_num_seqs=len(together))
+    processor, rows = construct(subject.target, context, subject.config), list(range(len(together)))[::-1]
+    for row, (keywords, tokens, _, _) in zip(rows, together, strict=True):
+        processor.added(row, SamplingParams(max_tokens=20, **keywords), tokens, 1)
+    before, after = (torch.tensor([each[side] for each in together]) for side in (2, 3))
+    found = processor.apply(before, _rows(rows, [each[1] for each in together], [1] * len(together)))
+    same = torch.allclose(found, after, atol=1e-5)
+    assert same, f"{subject.entry.name}: its examples in one batch become {found.tolist()}, not {after.tolist()}."
 
 
 def check_apply_reads_nothing_back(subject: Subject) -> None:
@@ -146,9 +178,13 @@ def check_an_invariant_processor_keeps_the_best_token(subject: Subject) -> None:
     if not subject.target.argmax_invariant:
         return
     for sampling in _examples(subject):
-        indices = range(len(_HISTORIES))
-        same = torch.equal(_applied(subject, sampling, indices).argmax(-1), _logits(indices).argmax(-1))
-        assert same, f"{subject.entry.name}: changes the best token; set argmax_invariant = False."
+        processor = _make(subject)
+        processor.added(2, sampling, _HISTORIES[1], _PROMPT_LENS[1])
+        for best in range(_CONTEXT.vocab_size):
+            logits = torch.zeros(1, _CONTEXT.vocab_size)
+            logits[0, best] = 1.0
+            found = processor.apply(logits, _rows([2], [_HISTORIES[1]], [_PROMPT_LENS[1]])).argmax(-1).tolist()
+            assert found == [best], f"{subject.entry.name}: changes the best token; set argmax_invariant = False."
 
 
 def _make(subject: Subject) -> Any:

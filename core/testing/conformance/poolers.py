@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from core.contracts.construct import construct
+from core.testing.conformance.examples import examples
 from core.testing.no_readback import no_readback
 from core.types.pooling import PoolingParams
 
@@ -35,6 +36,15 @@ def check_gives_vectors_of_the_same_size(subject: Subject) -> None:
         assert shape[1] == SIZE, f"{subject.entry.name}: vectors have {shape[1]} numbers, not {SIZE}."
         assert pooler.per_token or shape[0] == 1, f"{subject.entry.name}: {shape[0]} vectors came, not one."
         assert found.isfinite().all(), f"{subject.entry.name}: a number is not finite."
+
+
+def check_examples_are_pooled_as_they_say(subject: Subject) -> None:
+    """Hidden states, token ids and the vectors that come of them."""
+    form = "EXAMPLES = [([[1.0, 0.0], [0.0, 1.0]], [5, 6], [[0.5, 0.5]])]"
+    for hidden, token_ids, vectors in examples(subject, form):
+        found = _make(subject).pool(torch.tensor(hidden), token_ids, PoolingParams())
+        same = found.shape == torch.tensor(vectors).shape and torch.allclose(found.float(), torch.tensor(vectors))
+        assert same, f"{subject.entry.name}: {hidden} is pooled to {found.tolist()}, its example says {vectors}."
 
 
 def check_reads_no_device_value_back(subject: Subject) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contracts import QueuedRequest
 from core.contracts.construct import construct
+from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -42,6 +43,22 @@ def check_key_is_pure(subject: Subject) -> None:
     again = [policy.key(request) for request in reversed(requests)][::-1]
     assert first == again, "asking twice gave another key; a policy must keep no state"
     assert first == [other.key(request) for request in requests], "a second instance gave another key"
+
+
+def check_runs_requests_in_the_order_it_states(subject: Subject) -> None:
+    """Of requests that wait together the one with the smallest key runs first; ties go by arrival.
+
+    `EXAMPLE_ORDER` has fields of `QueuedRequest`, of those that run first before the others; those left out are alike.
+    """
+    form = 'EXAMPLE_ORDER = [{"num_prompt_tokens": 3}, {"num_prompt_tokens": 90}]'
+    stated = examples(subject, form, "EXAMPLE_ORDER")
+    alike = {"priority": 0, "arrival_s": 10.0, "num_prompt_tokens": 8, "num_preemptions": 0}
+    policy = _make(subject)
+    requests = [QueuedRequest(f"r{i}", **{**alike, **fields}) for i, fields in enumerate(stated)]
+    for waiting in (requests, requests[::-1]):
+        found = sorted(waiting, key=lambda request: (policy.key(request), request.request_id))
+        said = [stated[requests.index(request)] for request in found]
+        assert found == requests, f"{subject.entry.name}: requests run in the order {said}, EXAMPLE_ORDER is {stated}."
 
 
 def _make(subject: Subject) -> Any:

@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     import argparse
 
 
+EXAMPLES = [(["en"], "")]
+"""Arguments, and what is printed for them where no plugin has words."""
+
+
 class Acme:
     """Asks the hook once."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from core.api import EngineConfig, QueuedRequest
 
+EXAMPLE_ORDER = [{"num_prompt_tokens": 900, "arrival_s": 1.0}, {"num_prompt_tokens": 5, "arrival_s": 60.0}]
+"""Requests that wait together, in the order in which they are to run: the conformance suite compares."""
+
 
 class Acme:
     """Short prompts first, unless a longer one came much earlier."""
