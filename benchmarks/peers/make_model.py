@@ -6,6 +6,7 @@ Run: python -m benchmarks.peers.make_model FOLDER
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,17 @@ SHAPE: Final[Mapping[str, Any]] = {
 def write_model(folder: Path) -> None:
     """Write the checkpoint into a folder."""
     make_checkpoint("Qwen3ForCausalLM", folder, **SHAPE)
+    spell_out(folder / "tokenizer.json")
+
+
+def spell_out(file: Path) -> None:
+    """Give each of the model's tokens a text: clients count what has one, and drawn tokens are of all kinds."""
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they move behind all others
+    known = set(vocab.values())
+    vocab |= {f"Ġ{token}": token for token in range(SHAPE["vocab_size"]) if token not in known}
+    file.write_text(json.dumps(tokenizer))
 
 
 def main() -> None:
