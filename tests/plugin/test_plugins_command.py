@@ -158,6 +158,7 @@ def test_check_fails_a_bad_plugin_with_what_to_change(capsys: pytest.CaptureFixt
         text = printed(capsys, "plugins", "check", path, status=1)
     assert "FAIL scheduling_policies:newest: key is a tuple of finite numbers" in text
     assert "return a tuple of numbers" in text
+    assert "The contract: Keys are compared with each other" in text
 
 
 def test_check_fails_an_entry_that_asks_for_a_fact_nobody_states(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ class PluginsCommand:
         for result in results:
             print(f"{'ok  ' if result.passed else 'FAIL'} {result.subject}: {result.check}")
             if result.error:
-                print(f"     {result.error}")
+                print(f"     {result.error}" + (f"\n     The contract: {result.sentence}" if result.sentence else ""))
         print(f"{len(results)} checks, {len(failed)} failed")
         return 1 if failed else 0
 

@@ -52,6 +52,8 @@ class CheckResult:
     """The statement, as words."""
     error: str | None = None
     """What is wrong; None when the check passed."""
+    sentence: str = ""
+    """The contract's, which the check holds the subject to."""
 
     @property
     def passed(self) -> bool:
@@ -70,7 +72,7 @@ class Case:
         self.check(self.subject)
 
     def __str__(self) -> str:
-        return f"{self.subject.kind}:{self.subject.entry.name}-{_statement(self.check)}"
+        return f"{self.subject.kind}:{self.subject.entry.name}-{statement(self.check)}"
 
 
 def checks(kind: str) -> list[Check]:
@@ -145,16 +147,22 @@ def _joints(registry: Registry) -> Iterator[Subject]:
 
 
 def _run(case: Case) -> CheckResult:
-    label, statement = f"{case.subject.kind}:{case.subject.entry.name}", _statement(case.check)
+    label, check = f"{case.subject.kind}:{case.subject.entry.name}", case.check
     try:
         case()
     except AssertionError as error:
-        return CheckResult(label, statement, str(error))
+        return CheckResult(label, statement(check), str(error), sentence(check))
     except Exception as error:  # noqa: BLE001 - the code under test may raise anything; it becomes the check's outcome
-        return CheckResult(label, statement, f"raised {type(error).__name__}: {error}")
-    return CheckResult(label, statement)
+        return CheckResult(label, statement(check), f"raised {type(error).__name__}: {error}", sentence(check))
+    return CheckResult(label, statement(check), sentence=sentence(check))
 
 
-def _statement(check: Check) -> str:
+def sentence(check: object) -> str:
+    """Return the sentence of the contract that a check holds its subject to."""
+    return " ".join((inspect.getdoc(check) or "").split())
+
+
+def statement(check: object) -> str:
+    """Return what a check states, as words."""
     name: str = getattr(check, "__name__", "check")
     return name.removeprefix("check_").replace("_", " ")

@@ -76,8 +76,8 @@ def check_examples_become_what_they_say(subject: Subject) -> None:
         sampling = SamplingParams(max_tokens=20, **keywords)
         assert processor.wants(sampling), f"{subject.entry.name}: wants() says no to its own example {keywords}."
         processor.added(1, sampling, tokens, 1)
-        found = processor.apply(torch.tensor([before]), _rows([1], [tokens], [1]))[0]
-        same = torch.allclose(found, torch.tensor(after), atol=1e-5)
+        found = processor.apply(torch.tensor([before], dtype=torch.float32), _rows([1], [tokens], [1]))[0]
+        same = torch.allclose(found, torch.tensor(after, dtype=torch.float32), atol=1e-5)
         assert same, f"{subject.entry.name}: {before} becomes {found.tolist()}, its example says {after}."
 
 
@@ -91,7 +91,7 @@ def check_examples_in_one_batch_stay_apart(subject: Subject) -> None:
     processor, rows = construct(subject.target, context, subject.config), list(range(len(together)))[::-1]
     for row, (keywords, tokens, _, _) in zip(rows, together, strict=True):
         processor.added(row, SamplingParams(max_tokens=20, **keywords), tokens, 1)
-    before, after = (torch.tensor([each[side] for each in together]) for side in (2, 3))
+    before, after = (torch.tensor([each[side] for each in together], dtype=torch.float32) for side in (2, 3))
     found = processor.apply(before, _rows(rows, [each[1] for each in together], [1] * len(together)))
     same = torch.allclose(found, after, atol=1e-5)
     assert same, f"{subject.entry.name}: its examples in one batch become {found.tolist()}, not {after.tolist()}."
