@@ -36,7 +36,7 @@ class QueuedRequest:
 class SchedulingPolicy(Protocol):
     """Orders requests: a pure function. The core owns blocks and budget, so no policy can corrupt them.
 
-    Constructed without arguments. Ties are broken by order of arrival.
+    Constructed with the engine's config, if it takes an argument. Ties are broken by order of arrival.
     """
 
     def key(self, request: QueuedRequest) -> tuple[float, ...]:
