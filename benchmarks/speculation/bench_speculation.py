@@ -3,9 +3,11 @@
 `costs` needs no model: microseconds of a look in a text of 8,000 tokens to which one is added each time, and of a step of the
 scheduler for 64 requests with guesses, of which half hold, and without. `speed` runs two engines in one process in turns, one
 that guesses and one that does not, on the same prompts, greedy: tokens in a second, the median of the rounds, and their ratio.
+With `--schemas`, each request has a JSON schema of its own to keep to, and its answer is read.
 
 Run: python benchmarks/speculation/bench_speculation.py costs
      python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL] [--prompt TEXT] [--streams N ...]
+     python benchmarks/speculation/bench_speculation.py speed --schemas --streams 100
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from builtin_plugins.speculators.ngram import NGram
 from builtin_plugins.speculators.scheduling import Asker
 from builtin_plugins.speculators.suffix import Suffix
 from core import LLM, SamplingParams
-from core.api import DraftRow, EngineConfig, EngineRequest, SpeculativeConfig
+from core.api import DraftRow, EngineConfig, EngineRequest, SpeculativeConfig, StructuredOutputsParams
 from core.kv import KVManager, plan_layout
 from core.scheduler import Scheduler, SchedulerLimits
 from core.spec.kv import FullAttention, LayerKV
@@ -34,6 +36,7 @@ from core.step import NewRow, StepResult
 CONTEXT = 8000
 ROWS = 64
 MOST = 4
+WORDS = ["red", "green", "blue", "yellow"]
 REPEATING = "Repeat this: one two three four five six seven eight nine ten. " * 4
 
 
@@ -43,9 +46,12 @@ def main() -> None:
     parser.add_argument("what", choices=("costs", "speed"))
     parser.add_argument("--config", type=json.loads, default={"method": "ngram", "num_speculative_tokens": 5})
     parser.add_argument("--model", default=None, help="default: the demo model")
-    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument(
+        "--load-format", default="auto", help="dummy: random weights, so small that one token is said again and again"
+    )
     parser.add_argument("--prompt", default=REPEATING)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--schemas", action="store_true", help="each request has a JSON schema of its own")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
@@ -111,26 +117,60 @@ def _step_us(*, guessing: bool) -> float:
 def _speed(arguments: argparse.Namespace) -> None:
     common: dict[str, Any] = {"max_num_seqs": max(arguments.streams), "max_model_len": 1024, "log_level": "error"}
     common |= {"load_format": arguments.load_format} | ({"model": arguments.model} if arguments.model else {})
-    params = SamplingParams(temperature=0, max_tokens=arguments.tokens, ignore_eos=True, detokenize=False)
     with LLM(**common) as plain, LLM(**common, speculative_config=arguments.config) as guessing:
-        prompt: Any = arguments.prompt
-        if arguments.model is None:
-            prompt = plain.preprocess_chat([[{"role": "user", "content": prompt}]])[0]
         for streams in arguments.streams:
+            texts, params = _requests(arguments, streams)
+            prompts: Any = texts
+            if arguments.model is None:
+                prompts = plain.preprocess_chat([[{"role": "user", "content": text}] for text in texts])
             figures: dict[int, list[float]] = {0: [], 1: []}
             for turn in range(2 * (arguments.rounds + 1)):
                 begun = time.perf_counter()
                 llm = (plain, guessing)[turn % 2]
-                outputs = llm.generate([prompt] * streams, params, use_tqdm=False)
+                outputs = llm.generate(prompts, params, use_tqdm=False)
                 took = time.perf_counter() - begun
+                made = sum(len(output.outputs[0].token_ids) for output in outputs)
                 if turn > 1:  # the first turn of each warms up
-                    figures[turn % 2].append(streams * arguments.tokens / took)
+                    figures[turn % 2].append(made / took)
             without, speed = (statistics.median(figures[turn]) for turn in (0, 1))
             right = sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs)
             print(
                 f"{streams} streams: {without:.0f} tokens/s, with guesses {speed:.0f}: {speed / without:.2f} times; "
-                f"{right:.0f} of {streams * arguments.tokens} tokens were guessed right"
+                f"{right:.0f} of {made} tokens were guessed right"
             )
+            if arguments.schemas:
+                held = sum(_holds(output.outputs[0].text, each) for output, each in zip(outputs, params, strict=True))
+                print(f"{held} of {streams} answers hold their schema")
+
+
+def _requests(arguments: argparse.Namespace, count: int) -> tuple[list[str], list[SamplingParams]]:
+    """Return what is asked, and how."""
+    common: dict[str, Any] = {"temperature": 0, "max_tokens": arguments.tokens}
+    if not arguments.schemas:
+        return [arguments.prompt] * count, [SamplingParams(**common, ignore_eos=True, detokenize=False)] * count
+    texts, params = [], []
+    for i in range(count):
+        words = {f"{word}_{i}": WORDS for word in WORDS[: 1 + i % len(WORDS)]}
+        schema = {
+            "type": "object",
+            "properties": {name: {"enum": values} for name, values in words.items()},
+            "required": list(words),
+            "additionalProperties": False,
+        }
+        form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+        texts.append(f"Answer in JSON: {json.dumps(dict.fromkeys(words, WORDS[0]))}")
+        params.append(SamplingParams(**common, structured_outputs=form))
+    return texts, params
+
+
+def _holds(text: str, params: SamplingParams) -> bool:
+    """Say whether an answer is what was asked for."""
+    schema: Any = params.structured_outputs.json  # type: ignore[union-attr]  # each has one
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return False
+    return sorted(answer) == sorted(schema["required"]) and all(value in WORDS for value in answer.values())
 
 
 if __name__ == "__main__":

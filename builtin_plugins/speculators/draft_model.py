@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from builtin_plugins.speculators.own_layers import OwnLayers, kept
+from builtin_plugins.speculators.own_layers import OwnLayers, kept, positions_of
 from core.api import ConfigError, ForwardBatch
 from core.nn.loading import load_model
 
@@ -27,8 +29,10 @@ class _Known:
     """What is cached of a row."""
 
     owner: NewRow
-    tokens: list[int] = field(default_factory=list)
-    """Those whose keys and values are cached, guesses included."""
+    count: int = 0
+    """Leading tokens whose keys and values are ..."""
+    guesses: list[int] = field(default_factory=list)
+    """... and what was guessed behind them, likewise."""
 
 
 class DraftModel:
@@ -84,6 +88,7 @@ class DraftModel:
         """Take the cache."""
         self._own = OwnLayers(parts, self._backend)
         self._model.bind_kv(self._own.caches)
+        self._forward = parts.wrap(self._model)
         self._batch, self._device = parts.batch, parts.device
 
     def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
@@ -99,7 +104,7 @@ class DraftModel:
                 drafts[i].append(token)
                 fresh[i] = lengths[i] + ahead, [token]
                 if ahead + 1 < rows[i].most:
-                    self._known[rows[i].row].tokens.append(token)
+                    self._known[rows[i].row].guesses.append(token)
         return drafts
 
     def _fresh(self, asked: DraftRow) -> tuple[int, list[int]]:
@@ -107,14 +112,12 @@ class DraftModel:
         known = self._known.get(asked.row)
         if known is None or known.owner is not asked.owner:
             known = self._known[asked.row] = _Known(asked.owner)
-        tokens: list[int] = asked.tokens.tolist()
-        same = min(
-            len(known.tokens), len(tokens) - 1
-        )  # the last one is computed in any case: what follows it is wanted
-        while known.tokens[:same] != tokens[:same]:
-            same -= 1  # guesses that were wrong, a few at most
-        known.tokens = tokens
-        return same, tokens[same:]
+        behind = zip(known.guesses, asked.tokens[known.count :].tolist(), strict=False)
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], behind))
+        # The last one is computed in any case: what follows it is wanted.
+        start = min(known.count + right, len(asked.tokens) - 1)
+        known.count, known.guesses = len(asked.tokens), []
+        return start, asked.tokens[start:].tolist()
 
     def _next(self, rows: list[int], fresh: list[tuple[int, list[int]]]) -> list[int]:
         """Compute tokens from a position on, for each of these rows; return what follows the last one of each."""
@@ -135,10 +138,9 @@ class DraftModel:
 
     def _compute(self, rows: list[int], chunk: list[tuple[int, list[int]]]) -> list[int]:
         counts, starts = [len(tokens) for _, tokens in chunk], [start for start, _ in chunk]
-        positions = [start + i for start, tokens in chunk for i in range(len(tokens))]
         batch = ForwardBatch(
             input_ids=torch.tensor([token for _, tokens in chunk for token in tokens], device=self._device),
-            positions=torch.tensor(positions, device=self._device),
+            positions=torch.from_numpy(positions_of(np.array(starts), np.array(counts))).to(self._device),
             attention=self._own.attention(rows, [0] * len(rows), starts, counts),
             rows=rows,
             starts=starts,
@@ -146,7 +148,8 @@ class DraftModel:
             prompt_lens=[0] * len(rows),
             token_ids=self._batch.token_ids,
         )
-        hidden = self._model(batch)
-        lasts = torch.tensor(counts, device=self._device).cumsum(0) - 1
-        best: list[int] = self._model.logits(hidden[lasts]).argmax(dim=-1).tolist()
+        hidden = self._forward(batch)
+        if len(hidden) > len(rows):
+            hidden = hidden[torch.tensor(counts, device=self._device).cumsum(0) - 1]
+        best: list[int] = self._model.logits(hidden).argmax(dim=-1).tolist()
         return best

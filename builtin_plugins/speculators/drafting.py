@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from builtin_plugins.speculators.messages import NAME, Granted, Report
-from builtin_plugins.speculators.pace import LONGEST_REST, Pace
+from builtin_plugins.speculators.pace import KEPT, LONGEST_REST, Pace
 from core.api import DraftRow
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Drafting:
         self._rest = self._last_rest = 0
         """Steps to go, and as many as there were, before it is considered again whether to guess."""
         self._resting_rows = 0
+        self._looks_s: deque[float] = deque(maxlen=KEPT)
+        """What it took to look for guesses of one row, the last few times; the shortest counts, as of steps."""
         self._wanting = False
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
@@ -159,6 +162,7 @@ class Drafting:
         if self._checked[0]:
             counts = dict(zip(*self._checked, strict=True))
             drafted = [counts.get(row, 0) for row in rows]
+            self._pace.tried(seconds)
         num_plain = len(rows) + sum(self._checked[1])
         costs = self._pace.costs
         (costs.take_prompts if self._num_tokens > num_plain else costs.take)(self._num_tokens, seconds)
@@ -212,25 +216,24 @@ class Drafting:
 
     def _want(self, speculator: Speculator, rows: Sequence[int], sampled: Sampled) -> list[int]:
         """Return how many guesses each row shall check in the next step."""
-        index = np.asarray(rows)
-        finds = speculator.finds
+        index, finds = np.asarray(rows), speculator.finds
         wanted = self._pace.choose(index, self._most, pretend=finds)  # if all of them were there
-        if not wanted.any():
-            self._last_rest = max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
-            self._pause(len(rows), self._last_rest)
-            return [0] * len(rows)
-        if finds:
-            begun_s = time.perf_counter()
-            ends = sampled.ends.tolist()
-            self._found = self._drafts(
-                speculator, [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
-            )
+        if finds and wanted.any():
+            begun_s, ends = time.perf_counter(), sampled.ends.tolist()
+            asked = [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
+            self._found = self._drafts(speculator, asked)
+            took_s, step_s = time.perf_counter() - begun_s, begun_s - self._begun_s
+            self._looks_s.append(took_s / len(rows))
             if not any(self._found.values()):
-                took_s, step_s = time.perf_counter() - begun_s, begun_s - self._begun_s
                 self._pause(len(rows), int(took_s / (LOOKING_SHARE * step_s)))
                 return [0] * len(rows)
-            wanted = self._pace.choose(index, np.array([len(self._found.get(row, ())) for row in rows]))
-        self._last_rest = 0
+            found = np.array([len(self._found.get(row, ())) for row in rows])
+            wanted = self._pace.choose(index, found, min(self._looks_s) * len(rows))
+        if wanted.any():
+            self._last_rest = 0
+        else:
+            self._last_rest = max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
+            self._pause(len(rows), self._last_rest)
         counts: list[int] = wanted.tolist()
         return counts
 

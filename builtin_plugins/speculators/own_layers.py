@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.api import AttentionInputs, ConfigError, FullAttention, LatentKeys, LayerKV, SlidingWindow
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from core.contracts.scheduling import WorkerParts
     from core.nn.state import LayerCache
 
+Ints = npt.NDArray[np.int64]
 PREFIX = "draft."
 """Begins the names of these layers."""
 
@@ -46,6 +49,7 @@ class OwnLayers:
         self._batch, self._layout, self._backend = parts.batch, parts.layout, backend
         groups = {layer: index for index, group in enumerate(parts.layout.groups) for layer in group.layers}
         self._group_of_layer = [groups[parts.first_layer + own] for own in range(len(parts.caches))]
+        self._groups, self._device = set(self._group_of_layer), parts.device
 
     def attention(
         self, rows: Sequence[int], origins: Sequence[int], starts: Sequence[int], counts: Sequence[int]
@@ -54,33 +58,41 @@ class OwnLayers:
 
         Nothing is attended to before position `origins` of a row: keys and values stand in its blocks as if it began there.
         """
-        device = self._batch.token_ids.device
-        on_device = torch.tensor([rows, origins, starts, counts], dtype=torch.int64, device=device)
-        row_index, origin, start, count = on_device
-        begins = start - origin
-        ends = torch.cumsum(count, 0)
-        inside = torch.arange(sum(counts), device=device) - torch.repeat_interleave(ends - count - begins, count)
-        lengths = [s + c - o for s, c, o in zip(starts, counts, origins, strict=True)]
-        query_starts = [0, *ends.tolist()]
+        row, origin, start, count = np.array([rows, origins, starts, counts], dtype=np.int64)
+        begins, ends = start - origin, np.cumsum(count)
+        lengths, inside = begins + count, positions_of(begins, count)
+        sequence = np.repeat(np.arange(len(rows)), count)
+        query_starts, kv_lens = [0, *ends.tolist()], lengths.tolist()
+        on_device = self._to_device(begins), self._to_device(count), self._to_device(lengths)
         prepared = {}
-        for group in set(self._group_of_layer):
+        for group in self._groups:
             layout, table = self._layout.groups[group], self._batch.tables[group]
-            size = layout.block_size
-            most = -(-max(lengths) // size)
-            places = (origin // size)[:, None] + torch.arange(most, device=device)
-            own = table[row_index[:, None], places.clamp_(max=table.shape[1] - 1)]
-            sequence = torch.repeat_interleave(torch.arange(len(rows), device=device), count)
+            size, width = layout.block_size, table.shape[1]
+            most = -(-max(kv_lens) // size)
+            places = np.minimum((origin // size)[:, None] + np.arange(most), width - 1)
+            own = table.take(self._to_device(row[:, None] * width + places))
+            blocks = own.take(self._to_device(sequence * most + inside // size)).long()
             prepared[group] = self._backend.prepare(
                 AttentionInputs(
                     query_starts=query_starts,
-                    kv_lens=lengths,
+                    kv_lens=kv_lens,
                     block_table=own,
-                    slots=own[sequence, inside // size].long() * size + inside % size,
+                    slots=blocks.mul_(size).add_(self._to_device(inside % size)),
                     block_size=size,
                     spec=layout.spec,  # type: ignore[arg-type]  # `kept` made it
-                    starts=begins,
-                    counts=count,
-                    lengths=begins + count,
+                    starts=on_device[0],
+                    counts=on_device[1],
+                    lengths=on_device[2],
                 )
             )
         return [prepared[group] for group in self._group_of_layer]
+
+    def _to_device(self, numbers: Ints) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._device, non_blocking=True)
+
+
+def positions_of(starts: Ints, counts: Ints) -> Ints:
+    """Return the positions of `counts` tokens each, from `starts` on, one behind the other."""
+    ends = np.cumsum(counts)
+    positions: Ints = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+    return positions

@@ -56,8 +56,8 @@ class Costs:
         size = _rounded(num_tokens)
         last = self._last.setdefault(size, deque(maxlen=KEPT))
         last.append(seconds)
-        if len(last) >= TRIALS:
-            self._known[size] = min(last)
+        if len(last) >= TRIALS and self._known.get(size) != (least := min(last)):
+            self._known[size] = least
             self._sizes = np.array(sorted(self._known), dtype=np.float64)
             self._seconds = np.array([self._known[size] for size in sorted(self._known)])
 
@@ -100,11 +100,19 @@ class Pace:
         self._likely = LIKELY
         self._trial_s = TRIAL_S
         """Time that may be lost in trials."""
+        self._reckoned_s = 0.0
+        """What the step of the last trial is to take; 0: it is known what it took."""
         self.costs: Final = Costs()
 
     def passed(self, seconds: float) -> None:
         """Note that a step has taken so long."""
         self._trial_s = min(self._trial_s + TRIAL_SHARE * seconds, TRIAL_S)
+
+    def tried(self, seconds: float) -> None:
+        """Note that a step with guesses has taken so long: a trial that lost more than was reckoned is paid for."""
+        if self._reckoned_s:
+            lost_s = max(0.0, seconds - self._reckoned_s)
+            self._trial_s, self._reckoned_s = max(self._trial_s - lost_s, -TRIAL_S), 0.0
 
     def entered(self, row: int) -> None:
         """Another request has a row."""
@@ -123,10 +131,10 @@ class Pace:
         shares: Floats = (self._right[rows] + DOUBT * self._likely) / (self._checked[rows] + DOUBT)
         return shares
 
-    def choose(self, rows: Ints, ready: Ints | int, *, pretend: bool = False) -> Ints:
+    def choose(self, rows: Ints, ready: Ints | int, looking_s: float = 0.0, *, pretend: bool = False) -> Ints:
         """Return how many guesses each of `rows` shall check in a step of all of them; at most as many as are `ready`.
 
-        With `pretend`, nothing follows from it.
+        `looking_s` is what finding them takes, beside the step. With `pretend`, nothing follows from it.
         """
         there = self._places <= np.reshape(ready, (-1, 1))
         chances = np.where(there, self.likely(rows)[:, None] ** self._places, 0.0)
@@ -138,25 +146,28 @@ class Pace:
         seconds = self.costs.of(sizes)
         if seconds is None or not len(order):
             return np.zeros(len(rows), dtype=np.int64)
+        seconds[1:] += looking_s
         tokens = len(rows) + np.concatenate(([0.0], np.cumsum(order)))
         best = _best(tokens / seconds)
         if not best or sizes[best] > self.costs.largest:
-            best = self._trial(sizes, seconds, tokens, 0.0 if pretend else 1.0)
+            best = self._trial(sizes, seconds, tokens, counted=not pretend)
         if not best:
             return np.zeros(len(rows), dtype=np.int64)
         return np.asarray((chances >= order[best - 1]).sum(axis=1))
 
-    def _trial(self, sizes: Ints, seconds: Floats, tokens: Floats, share: float) -> int:
+    def _trial(self, sizes: Ints, seconds: Floats, tokens: Floats, *, counted: bool) -> int:
         """Return how many guesses to check in order to learn what that takes; 0: no time may be lost at present.
 
         By what is known nothing pays, but it may have been another process that made steps long; or it is a size that was
-        not tried yet. `share` of the time that may be lost is counted.
+        not tried yet. With `counted` it will be done, and what it may lose is taken off.
         """
         best = _best(tokens / self.costs.at_least(sizes, float(seconds[0])))
         lost_s = max(float(seconds[best] - seconds[0]), self.costs.token_s * best)
         if not best or lost_s > self._trial_s:
             return 0
-        self._trial_s -= share * lost_s
+        if counted:
+            self._trial_s -= lost_s
+            self._reckoned_s = float(seconds[0]) + lost_s
         return best
 
 

@@ -127,6 +127,8 @@ class SchedulerConfig:
     """Split long prompts over steps."""
     long_prefill_token_threshold: Annotated[int, Within(0, MOST)] = 0
     """Most prompt tokens of one request per step; 0: the budget."""
+    max_mixed_prefill_tokens: Annotated[int, Within(0, MOST)] | None = None
+    """Most prompt tokens of a step in which others get tokens; 0: the budget. Default: 512 where a CPU serves, else 0."""
     scheduling_policy: str = "fcfs"
     """Order of requests: fcfs, priority, or a plugin's."""
     async_scheduling: bool | None = None

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 class Platform(Protocol):
-    """One kind of device. Constructed without arguments; must be cheap until `start`.
+    """One kind of device. Constructed without arguments, as `start` brings the config; must be cheap until then.
 
     One whose ranks talk otherwise than over gloo has a method `process_group(store, rank, size)` that returns a
     process group of torch.distributed. One that knows how much memory weights and cache of a rank may take together
     has a method `free_memory_bytes(config)`, by which `engine plan` judges. One that computes while the host does other
-    things has `overlaps = True`: the next step is scheduled while one runs, unless the user decides.
+    things has `overlaps = True`: the next step is scheduled while one runs, unless the user decides. One that reads
+    prompts so slowly that others' streams would stop meanwhile has `mixed_prefill_tokens`: a server's default for
+    `max_mixed_prefill_tokens`.
 
     One that computes beside the host says how in `stream()`: an object whose `launch(function)` runs functions in their
     order, at once or later, and returns an object whose `result()` waits for the function and all it gave the device to

@@ -10,6 +10,7 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.contracts import Executor, ModelSource, SchedulingPolicy
+from core.contracts.construct import construct
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
@@ -80,10 +81,11 @@ def _make_core(
         max_model_len=context_length(config) + pools,  # what is pooled counts like a token, and has no position
         chunked_prefill=section.enable_chunked_prefill,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
+        max_mixed_prefill_tokens=section.max_mixed_prefill_tokens or 0,
     )
     policy: SchedulingPolicy | None = None
     if registry.entries("scheduling_policies") or section.scheduling_policy != "fcfs":
-        policy = load(registry, "scheduling_policies", section.scheduling_policy)()
+        policy = construct(load(registry, "scheduling_policies", section.scheduling_policy), config)
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
     driven = scheduler if section.journal is None else Journal(section.journal, scheduler)

@@ -21,6 +21,7 @@ OFFLINE_TOKENS, OFFLINE_SEQS = 4096, 256
 SERVING_TOKENS, SERVING_SEQS = 2048, 128
 MOST_ROOM = 1 << 30
 SAME_DTYPE = {"float": "float32", "half": "float16"}
+SCHEDULING = ("max_num_batched_tokens", "max_num_seqs", "max_mixed_prefill_tokens", "async_scheduling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,9 @@ def _decide(config: EngineConfig, source: ModelSource, platform: Platform, servi
             f"--max-num-seqs {seqs} requests of --max-model-len {max_model_len} tokens are more than {MOST_ROOM} tokens, for "
             "each of which there is a place from the start. Lower one of them."
         )
+    mixed = scheduler.max_mixed_prefill_tokens
+    if mixed is None:
+        mixed = getattr(platform, "mixed_prefill_tokens", 0) if serving else 0
     dtype = SAME_DTYPE.get(config.model.dtype, config.model.dtype)
     return {
         "device": platform.name,
@@ -138,6 +142,7 @@ def _decide(config: EngineConfig, source: ModelSource, platform: Platform, servi
         "max_model_len": max_model_len,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
+        "max_mixed_prefill_tokens": mixed,
         "attention_backend": config.attention.attention_backend,
         "executor": config.parallel.distributed_executor_backend or ("uni" if _num_ranks(config) == 1 else "mp"),
         "async_scheduling": _schedules_ahead(scheduler.async_scheduling, platform),
@@ -179,20 +184,14 @@ def _context_length(wanted: int | None, source: ModelSource) -> int:
 
 def _apply(config: EngineConfig, decisions: dict[str, Any]) -> EngineConfig:
     """Write decisions into the sections they belong to."""
-    known = {"max_model_len", "dtype", "max_num_batched_tokens", "max_num_seqs", "async_scheduling"}
-    known |= {"attention_backend", "executor", "device"}
+    known = {*SCHEDULING, "max_model_len", "dtype", "attention_backend", "executor", "device"}
     unknown = sorted(set(decisions) - known)
     if unknown:
         raise ConfigError(f"a plugin decided {unknown[0]!r}, which is not a decision; there are {sorted(known)}.")
     return replace(
         config,
         model=replace(config.model, dtype=decisions["dtype"], max_model_len=decisions["max_model_len"]),
-        scheduler=replace(
-            config.scheduler,
-            max_num_batched_tokens=decisions["max_num_batched_tokens"],
-            max_num_seqs=decisions["max_num_seqs"],
-            async_scheduling=decisions["async_scheduling"],
-        ),
+        scheduler=replace(config.scheduler, **{name: decisions[name] for name in SCHEDULING}),
         attention=replace(config.attention, attention_backend=decisions["attention_backend"]),
         parallel=replace(config.parallel, distributed_executor_backend=decisions["executor"]),
         device=replace(config.device, device=decisions["device"]),

@@ -21,6 +21,8 @@ class SchedulerLimits:
     """False: a prompt is computed in one step or not at all."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one request per step; 0: the budget."""
+    max_mixed_prefill_tokens: int = 0
+    """Most prompt tokens in a step in which others decode; 0: the budget. Only where prompts may be computed in chunks."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):

@@ -114,6 +114,8 @@ class Planner:
         self._ended += batch.rows.collect(batch.returned)
         draft = _Draft(batch.issued + 1, self._limits.max_num_batched_tokens)
         index, most, guesses = self._decode(draft)
+        if len(index) and self._limits.max_mixed_prefill_tokens and self._limits.chunked_prefill:
+            draft.budget = min(draft.budget, self._limits.max_mixed_prefill_tokens)
         for request in tuple(batch.prompts):
             if request.state is State.RUNNING and draft.budget > 0:
                 self._continue(draft, request)

@@ -165,8 +165,9 @@ class ResultReader:
 
 
 def _possible(counts: list[int], guesses: list[int]) -> bool:
-    """Say whether every row may have got so many tokens. Mostly the bounds of all tell, in a moment."""
-    return min(counts) >= 1 and (max(counts) <= 1 + min(guesses) or max(map(sub, counts, guesses)) <= 1)
+    """Say whether every row may have got so many tokens. Mostly the bounds of all tell, and few numbers have to be compared."""
+    held = set(counts)
+    return min(held) >= 1 and (max(held) <= 1 + min(set(guesses)) or max(map(sub, counts, guesses)) <= 1)
 
 
 def _undelivered(request: Request, start: int, entries: list[Logprobs] | None) -> list[Logprobs] | None:

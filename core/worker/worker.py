@@ -17,6 +17,7 @@ import torch
 
 from core.config import EngineConfig
 from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, Runner, Stage, StageParts
+from core.contracts.construct import construct
 from core.contracts.scheduling import LoadedParts, WorkerParts
 from core.contracts.times import times_of
 from core.contracts.workers import Join
@@ -91,7 +92,7 @@ class Worker:
             self._stream = Beside()
         facts = {**platform.facts(), "dtype": config.model.dtype, **attention_facts(self._spec)}
         backend = registry.choose("attention_backends", config.attention.attention_backend, facts)
-        self._backend: AttentionBackend = registry.load(backend)()
+        self._backend: AttentionBackend = construct(registry.load(backend), config)
         self._in_order(self._load)
         log.info("attention backend %s on %s", backend.entry.name, platform.name)
         num_bytes = weight_bytes(self.model)
@@ -155,8 +156,8 @@ class Worker:
         self._stage: Stage = self._runner.stage(
             StageParts(config, self._spec, self.model, batch, extensions, is_last, device, PendingResult, self._ops)
         )
-        wrap = getattr(self._platform, "wrap", None)
-        forward: Callable[[ForwardBatch], torch.Tensor] = self.model if wrap is None else wrap(self.model, sizes)
+        wrap = getattr(self._platform, "wrap", lambda model, sizes: model)
+        forward: Callable[[ForwardBatch], torch.Tensor] = wrap(self.model, sizes)
         self._forward = times_of(self._registry).timed(self._registry.in_use("models")[0].plugin.name, forward)
 
         def parts_of(name: str) -> WorkerParts:
@@ -166,7 +167,7 @@ class Worker:
                     break
                 first += len(layers)
             mine = caches[first : first + len(self._added.get(name, ()))]
-            where = self._group, self._pipeline, device, partial(self._tell, name)
+            where = self._group, self._pipeline, device, partial(self._tell, name), partial(wrap, sizes=())
             return WorkerParts(config, self.model, batch, layout, memory, mine, first, *where)
 
         extensions.attach(parts_of)

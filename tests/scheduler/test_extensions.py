@@ -297,6 +297,25 @@ def test_a_row_that_is_limited_to_nothing_sits_the_step_out_and_keeps_its_place(
     engine.check_idle()
 
 
+def test_rows_that_sat_out_are_guessed_for_again():
+    """While all of them sit out there is no plan, and what the next one needs is as it was."""
+    limits = Limits({})
+    limits.steers = lambda: bool(limits.most)
+    engine = Engine(extensions=[limits, Drafts()])
+    engine.add("a", prompt(6), 40, eos_token_ids=())
+    for _ in range(3):
+        engine.step()
+    limits.most, made = {0: 0}, len(engine.plans)
+    engine.step()
+    assert len(engine.plans) == made
+    limits.most = {}
+    engine.step()
+    assert engine.plans[-1].guesses == [3]
+    engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
 def test_a_prompt_is_computed_in_pieces_where_it_is_limited():
     engine = Engine(extensions=[Limits({0: 3})], budget=16)
     engine.add("a", prompt(20), 2, eos_token_ids=())

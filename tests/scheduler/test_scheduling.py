@@ -52,6 +52,29 @@ def test_the_threshold_bounds_the_chunks_of_one_request():
     assert engine.plans[0].counts == [6, 6]
 
 
+def test_prompts_beside_rows_that_decode_have_a_budget_of_their_own():
+    engine = Engine(budget=32, max_mixed_prefill_tokens=6)
+    engine.add("a", prompt(20), 3, eos_token_ids=())
+    engine.add("b", prompt(20, 2), 9, eos_token_ids=())
+    engine.run()
+    assert [(len(plan.steady), plan.counts) for plan in engine.plans[:4]] == [
+        (0, [20, 12]),
+        (1, [6]),
+        (1, [2]),
+        (1, []),
+    ]
+    engine.check_outputs()
+
+
+def test_without_chunking_prompts_beside_rows_that_decode_are_whole():
+    engine = Engine(budget=16, chunked_prefill=False, max_mixed_prefill_tokens=2)
+    engine.add("a", prompt(10), 4, eos_token_ids=())
+    engine.step()
+    engine.add("b", prompt(10, 2), 3)
+    engine.run()
+    assert engine.plans[1].counts == [10]
+
+
 def test_without_chunking_a_prompt_waits_until_it_fits_the_step():
     engine = Engine(budget=16, chunked_prefill=False)
     engine.add("a", prompt(10), 4, eos_token_ids=())

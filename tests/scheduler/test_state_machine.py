@@ -49,6 +49,7 @@ class Engines(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         chunked=st.booleans(),
         threshold=st.sampled_from([0, 3]),
+        mixed=st.sampled_from([0, 2]),
         caching=st.sampled_from([True, True, False]),
         priorities=st.booleans(),
         connected=st.booleans(),
@@ -64,6 +65,7 @@ class Engines(RuleBasedStateMachine):
         max_num_seqs,
         chunked,
         threshold,
+        mixed,
         caching,
         priorities,
         connected,
@@ -81,6 +83,7 @@ class Engines(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
+            max_mixed_prefill_tokens=mixed,
             prefix_caching=caching,
             policy=Priority() if priorities else None,
             extensions=[self.connector, *self.guesses],
@@ -129,7 +132,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
-        free = self.engine.scheduler.kv_usage == 0
+        free = not any(request.lease.capacity for request in self.engine.scheduler._life.live.values())
         assert self.engine.scheduler.reset_prefix_cache() == free
 
     @precondition(lambda self: self.names)

@@ -14,7 +14,7 @@ def engine_speculators() -> list[Entry]:
 
 
 class Hostile:
-    """Guesses anything, always too much."""
+    """Guesses anything that the text has, always too much, and what is no token."""
 
     finds = True
 
@@ -24,7 +24,8 @@ class Hostile:
     def drafts(self, rows: list[DraftRow]) -> list[list[int]]:
         draw = self._random
         ends = (-1, 1 << 40, 3071)
-        return [[draw.randrange(3072) for _ in range(draw.randrange(9))] + [draw.choice(ends)] * 9 for _ in rows]
+        known = [each.tokens.tolist() for each in rows]
+        return [draw.choices(tokens, k=draw.randrange(9)) + [draw.choice(ends)] * 9 for tokens in known]
 
 
 class Raising:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from mixed_requests import counted
 
-from core import LLM, SamplingParams
-from core.testing.checkpoints import VOCAB, make_checkpoint
-from tests.speculators.thirty_two import BASE as COMMON
-from tests.speculators.thirty_two import WAYS as COMMON_WAYS
+from core import LLM
+from core.testing.checkpoints import make_checkpoint
+from tests.speculators.random_heads import write_heads
+from tests.speculators.thirty_two import BASE, WAYS, answers, requests
 
 HERE = Path(__file__).parent
 QUICK = ("JambaForCausalLM", "Qwen3NextForCausalLM")
@@ -32,30 +31,7 @@ MODELS = (
     "Lfm2ForCausalLM",
     "RecurrentGemmaForCausalLM",
 )
-BASE: dict[str, Any] = COMMON | {"mamba_block_size": 16, "enable_prefix_caching": True}
-WAYS: dict[str, dict[str, Any]] = COMMON_WAYS | {"no prefix cache": {"enable_prefix_caching": False}}
-
-
-def _requests(count: int = 32) -> tuple[list[Any], list[SamplingParams]]:
-    """Return prompts, some of which begin alike, and how long each answer is."""
-    draw = Random(3)
-    shared = [draw.randrange(VOCAB - 3) for _ in range(40)]
-    prompts = [
-        shared[: 8 * (i % 6)] + [draw.randrange(VOCAB - 3) for _ in range(1 + draw.randrange(30))] for i in range(count)
-    ]
-    params = [
-        SamplingParams(temperature=0, max_tokens=4 + draw.randrange(30), ignore_eos=True, detokenize=False)
-        for _ in prompts
-    ]
-    return [{"prompt_token_ids": prompt} for prompt in prompts], params
-
-
-def _answers(llm: LLM, rounds: int = 2) -> list[tuple[int, ...]]:
-    """Return tokens; the second time prompts are found in the cache."""
-    prompts, params = _requests()
-    outputs = [o for _ in range(rounds) for o in llm.generate(prompts, params, use_tqdm=False)]
-    assert not any(o.error for o in outputs), [o.error for o in outputs if o.error]
-    return [tuple(o.outputs[0].token_ids) for o in outputs]
+HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +43,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
         if architecture not in known:
             folder = make_checkpoint(architecture, root / architecture, seed=1)
             with LLM(str(folder), **BASE) as llm:
-                answers = _answers(llm)
-            prompts, _ = _requests()
-            texts = [[*p["prompt_token_ids"], *a] for p, a in zip(prompts, answers, strict=False)]
+                said = answers(llm)
+            prompts, _ = requests()
+            texts = [[*p["prompt_token_ids"], *a] for p, a in zip(prompts, said, strict=False)]
             file = root / f"{architecture}.json"
             file.write_text(json.dumps(texts))
-            known[architecture] = folder, answers, file
+            known[architecture] = folder, said, file
         return known[architecture]
 
     return of
@@ -83,24 +59,42 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
     "architecture", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in MODELS]
 )
 def test_guesses_change_no_token(told: Callable[[str], Any], architecture: str, way: str) -> None:
-    folder, answers, file = told(architecture)
+    folder, expected, file = told(architecture)
     config = {"method": "oracle", "model": str(file), "num_speculative_tokens": 5, "adaptive": False}
     with LLM(str(folder), speculative_config=config, plugins=[str(HERE / "oracle.py")], **BASE | WAYS[way]) as llm:
-        assert _answers(llm) == answers
+        assert answers(llm) == expected
         total = counted(llm)
         assert sum(total.right) > 0.3 * total.tokens > 100
         assert sum(total.right) < total.tokens
         llm.core.scheduler.check()
 
 
+@pytest.fixture(scope="module")
+def guessers(told: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return what the option says, by who guesses."""
+    heads = write_heads(tmp_path_factory.mktemp("heads"))
+    small, _, _ = told("LlamaForCausalLM")
+    return {
+        "ngram": {"prompt_lookup_min": 1},  # these models say little twice
+        "suffix": {},
+        "hostile": {},
+        "draft_model": {"model": str(small)},
+        **{name: {"model": str(heads[name].folder)} for name in HEADS},
+    }
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ngram", "suffix", "hostile"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", ["ngram", "suffix", "hostile", "draft_model", *HEADS])
 @pytest.mark.parametrize("architecture", MODELS[:6])
-def test_whoever_guesses(told: Callable[[str], Any], architecture: str, method: str) -> None:
-    folder, answers, _ = told(architecture)
-    config = {"method": method, "num_speculative_tokens": 5, "adaptive": False}
-    if method == "ngram":
-        config["prompt_lookup_min"] = 1  # these models say little twice
-    with LLM(str(folder), speculative_config=config, plugins=[str(HERE / "hostile.py")], **BASE) as llm:
-        assert _answers(llm) == answers
-        assert counted(llm).tokens > 30
+def test_whoever_guesses(
+    told: Callable[[str], Any], guessers: dict[str, dict[str, Any]], architecture: str, method: str, way: str
+) -> None:
+    folder, expected, _ = told(architecture)
+    config = {"method": method, "num_speculative_tokens": 5, "adaptive": False, **guessers[method]}
+    rounds = 2 if way == "as it is" or method == "suffix" else 1  # which guesses what was answered before
+    with LLM(str(folder), speculative_config=config, plugins=[str(HERE / "hostile.py")], **BASE | WAYS[way]) as llm:
+        assert answers(llm, rounds) == expected[: 32 * rounds]
+        assert counted(llm).tokens > 15 * rounds
+        assert (llm.core.scheduler.num_preemptions > 0) == (way == "few blocks")
+        llm.core.scheduler.check()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import validate
 from mixed_requests import NGRAM, counted, open_llm, run
 
 from core import LLM, SamplingParams
@@ -138,8 +139,14 @@ def test_a_hundred_schemas_hold(method: str) -> None:
         for i in range(100)
     ]
     own = NGRAM if method == "ngram" else {"model": DEMO, "num_speculative_tokens": 3, "adaptive": False}
+    # Blanks between tokens, which JSON allows without end, would use up the tokens of a few.
     params = [
-        SamplingParams(temperature=i % 2, seed=i, max_tokens=150, structured_outputs=StructuredOutputsParams(json=s))
+        SamplingParams(
+            temperature=i % 2,
+            seed=i,
+            max_tokens=150,
+            structured_outputs=StructuredOutputsParams(json=s, disable_any_whitespace=True),
+        )
         for i, s in enumerate(schemas)
     ]
     prompts = [f"Answer in JSON: {json.dumps(dict.fromkeys(s['properties']))}" for s in schemas]
@@ -150,16 +157,9 @@ def test_a_hundred_schemas_hold(method: str) -> None:
             said.append([(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs])
     assert said[0] == said[1]
     assert sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs) > 100
-    ended = [(schema, text) for schema, (text, reason) in zip(schemas, said[1], strict=True) if reason == "stop"]
-    assert len(ended) > 80, "a few go on with the blanks that JSON allows until their tokens are used up"
-    for schema, text in ended:
-        answer = json.loads(text)
-        assert sorted(answer) == sorted(schema["required"])
-        for name, value in answer.items():
-            kind = schema["properties"][name]
-            allowed = kind.get("enum", kind.get("items", {}).get("enum"))
-            values = value if isinstance(value, list) else [value]
-            assert all(each in allowed for each in values) if allowed else isinstance(value, bool)
+    for schema, (text, reason) in zip(schemas, said[1], strict=True):
+        assert reason == "stop"
+        validate(json.loads(text), schema)
 
 
 @pytest.mark.slow

@@ -34,6 +34,12 @@ def test_where_each_token_costs_as_much_none_is_guessed() -> None:
     assert choose(pace, 32) == [0] * 32
 
 
+def test_none_is_guessed_where_finding_them_takes_what_they_save() -> None:
+    pace, rows, ready = told({4: 1.0, 24: 1.0}), np.arange(4), np.array([1, 0, 0, 0])
+    assert pace.choose(rows, ready).tolist() == [1, 0, 0, 0]
+    assert pace.choose(rows, ready, 0.5).tolist() == [0, 0, 0, 0]
+
+
 def test_rows_whose_guesses_are_right_guess_more() -> None:
     pace = told({4: 1.0, 8: 1.2, 24: 2.5})
     rows = np.arange(4)
@@ -54,6 +60,17 @@ def test_trials_lose_a_bounded_time() -> None:
     assert sum(choose(quick, 8)) > 0  # tried again: it may have been a disturbance
     tried = sum(any(choose(quick, 8)) for _ in range(50))
     assert tried < 10
+
+
+def test_a_trial_that_took_longer_than_was_reckoned_is_paid_for() -> None:
+    pace = told({8: 0.001, 48: 0.02})
+    assert any(choose(pace, 8))
+    pace.tried(1.0)
+    for _ in range(50):
+        pace.passed(0.01)
+    assert not any(choose(pace, 8))
+    pace.passed(60.0)
+    assert any(choose(pace, 8))
 
 
 def test_a_row_forgets_who_had_it() -> None:

@@ -41,6 +41,8 @@ class CpuPlatform:
 
     name = "cpu"
     device = "cpu"
+    mixed_prefill_tokens = 512
+    """Some 3 % of throughput for a fourth of the time that streams stand still while prompts are read."""
 
     def __init__(self) -> None:
         self._eager = False
