@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from attacked import KEY, Attacked, Neighbour, attacked
+from attacked import KEY, PATIENCE_S, Attacked, Neighbour, attacked
 
 pytest.importorskip("schemathesis")
 
@@ -32,7 +32,8 @@ stands beside it, or of what the model is.
 def run(server: Attacked, folder: Path, *options: str) -> tuple[int, int, str]:
     """Return the exit status, how many requests there were, and what was said."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--seed", "1"]
-    command += ["-H", f"Authorization: Bearer {KEY}", "--checks", ",".join(TOLD), "--max-time", str(SECONDS)]
+    command += ["-H", f"Authorization: Bearer {KEY}", "--checks", ",".join(TOLD)]
+    command += ["--request-timeout", str(PATIENCE_S)]
     command += ["--continue-on-failure", "--suppress-health-check", "all", "--generation-database", "none", *options]
     surroundings = {**os.environ, "NO_COLOR": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings, cwd=folder)
@@ -45,11 +46,11 @@ def run(server: Attacked, folder: Path, *options: str) -> tuple[int, int, str]:
 @pytest.mark.parametrize(
     ("flags", "options", "beside"),
     [
-        (["--enable-tokenizer-info-endpoint"], ["--phases", "coverage,fuzzing"], True),
+        (["--enable-tokenizer-info-endpoint"], ["--phases", "coverage,fuzzing", "--max-time", str(SECONDS)], True),
         # Who ends requests ends the neighbour's, and a paused engine answers nobody: that is what was asked for.
         (
             ["--enable-operator-routes", "--tokens-only", "--enable-server-load-tracking", "--plugins", "+playground"],
-            ["--phases", "coverage", "--exclude-path", "/pause"],
+            ["--phases", "coverage", "--exclude-path", "/pause"],  # every operation to its end
             False,
         ),
     ],

@@ -138,6 +138,15 @@ def test_errors_have_the_form_it_tells(api: Any, described: Any) -> None:
         Draft202012Validator(schema).validate(reply.json())
 
 
+def test_errors_of_each_protocol_have_the_form_it_tells(api: Any, described: Any) -> None:
+    for path in ("/v1/messages", "/v2/chat", "/v1/responses"):
+        reply = api.call("POST", path, json={})
+        told = described["paths"][path]["post"]["responses"][str(reply.status_code)]["content"]["application/json"]
+        name = told["schema"]["$ref"].rpartition("/")[2]
+        assert name == ("PlainError" if path == "/v2/chat" else "Error")
+        Draft202012Validator(described["components"]["schemas"][name]).validate(reply.json())
+
+
 def test_every_status_of_a_route_is_told(api: Any, described: Any) -> None:
     complete = described["paths"]["/v1/completions"]["post"]["responses"]
     assert {"200", "400", "404", "408", "413", "415", "429", "500", "503", "504", "default"} == complete.keys()

@@ -44,18 +44,19 @@ class EngineApp(FastAPI):
         super().__init__(routes=routes, openapi_url=None, docs_url=None, redoc_url=None)
         self.root_path = options.get("root_path") or ""  # as an argument it is deprecated: servers are to have it
         self.limits = Limits.from_options(options)
+        self._error_forms = {
+            route.path: group.refusal
+            for group in groups.values()
+            if hasattr(group, "refusal")
+            for route in group.routes()
+        }
         self.guard = Guard(
             AsyncExitStackMiddleware(self.router),
             self.limits,
             api_keys=_keys(options.get("api_key") or ()),
             public_paths=self._public,
             template_of=Templates(routes),
-            error_forms={
-                route.path: group.refusal
-                for group in groups.values()
-                if hasattr(group, "refusal")
-                for route in group.routes()
-            },
+            error_forms=self._error_forms,
             methods=_methods(routes),
             request_id_headers=bool(options.get("enable_request_id_headers")),
             measure=measure,
@@ -69,7 +70,10 @@ class EngineApp(FastAPI):
             bodies |= group.bodies() if hasattr(group, "bodies") else {}
             queries |= getattr(group, "queries", {})
         keyed, root_path = bool(self._options.get("api_key")), self.root_path
-        return JSONResponse(document(self.routes, bodies, queries, self._public, keyed=keyed, root_path=root_path))
+        forms = self._error_forms
+        return JSONResponse(
+            document(self.routes, bodies, queries, self._public, forms, keyed=keyed, root_path=root_path)
+        )
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the guard behind what groups put around it, and that behind CORS where origins are allowed."""

@@ -10,9 +10,11 @@ from typing import Any, Final
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import Route
 
+from builtin_plugins.servers.http.errors import Form
+
 PATH: Final = "/openapi.json"
 _PARAMETER: Final = re.compile(r"{(\w+)(?::\w+)?}")
-_ERROR: Final = {
+_ERROR: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -28,6 +30,8 @@ _ERROR: Final = {
         }
     },
 }
+_PLAIN: Final = _ERROR["properties"]["error"]
+"""Of protocols whose errors are not one field's value."""
 _OTHER: Final = "Refused, or failed; `param` names the field."
 _REFUSALS: Final[Mapping[int, str]] = {
     400: "Something asked for cannot be; `param` names the field.",
@@ -49,12 +53,13 @@ def document(
     bodies: Mapping[str, Mapping[str, Any]],
     queries: Mapping[str, Mapping[str, Mapping[str, Any]]],
     public: Collection[str],
+    forms: Mapping[str, Form],
     *,
     keyed: bool,
     root_path: str = "",
 ) -> dict[str, Any]:
     """Return the description of routes. FastAPI's describe themselves, of others `bodies` has schemas by path, and
-    `queries` those of query parameters by route and name.
+    `queries` those of query parameters by route and name. `forms` are by path, where errors have another than OpenAI's.
 
     `keyed`: all paths but the `public` ones want an API key; `root_path`: under which a proxy shows them.
     """
@@ -62,13 +67,14 @@ def document(
     if root_path:
         found["servers"] = [{"url": root_path}]
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Error"] = _ERROR
+    schemas |= {"Error": _ERROR, "PlainError": _PLAIN}
     bodies = _named_apart(bodies)
     for route in routes:
         if type(route) is Route and route.include_in_schema:
             path = found["paths"].setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
             refusals = {401} if keyed and route.path not in public else set[int]()
-            path |= _operations(route, bodies.get(route.path), queries, refusals)
+            told = _told(forms.get(route.path))
+            path |= _operations(route, bodies.get(route.path), queries, refusals, told)
     schemas |= {schema["title"]: schema for schema in bodies.values()}
     if keyed:
         header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
@@ -90,7 +96,11 @@ def _named_apart(bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[s
 
 
 def _operations(
-    route: Route, body: Mapping[str, Any] | None, queries: Mapping[str, Mapping[str, Any]], refusals: set[int]
+    route: Route,
+    body: Mapping[str, Any] | None,
+    queries: Mapping[str, Mapping[str, Any]],
+    refusals: set[int],
+    error: Mapping[str, Any],
 ) -> Iterable[tuple[str, Any]]:
     doc = (getattr(route.endpoint, "__doc__", None) or "").strip()
     inside = [
@@ -101,10 +111,10 @@ def _operations(
     for method in sorted((route.methods or set()) - {"HEAD"}):
         query = queries.get(f"{method} {route.path}", {})
         parameters = inside + [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
-        told = _refusals(refusals | ({400} if query else set()))
+        told = _refusals(refusals | ({400} if query else set()), error)
         operation: dict[str, Any] = {
             "operationId": "_".join([method.lower(), *re.findall(r"\w+", route.path)]),
-            "responses": {"200": _done(body), **told, "default": _refusal(_OTHER)},
+            "responses": {"200": _done(body), **told, "default": _refusal(_OTHER, error)},
         }
         if doc:
             operation["summary"] = doc.splitlines()[0]
@@ -123,10 +133,19 @@ def _done(body: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"description": "Done.", "content": {"application/json": {}, "text/event-stream": {}}}
 
 
-def _refusals(statuses: Iterable[int]) -> dict[str, Any]:
-    return {str(status): _refusal(_REFUSALS[status]) for status in sorted(statuses)}
+def _told(form: Form | None) -> dict[str, Any]:
+    """Return the schema of errors, told by an example: ours, ours without its frame, or any object."""
+    example = {"message": "", "type": "", "param": None, "code": None}
+    told = {"error": example} if form is None else form(400, example)
+    for name, error in (("Error", told.get("error")), ("PlainError", told)):
+        if isinstance(error, Mapping) and example.keys() <= error.keys():
+            return {"$ref": f"#/components/schemas/{name}"}
+    return {"type": "object"}
 
 
-def _refusal(description: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {"description": description, "content": content}
+def _refusals(statuses: Iterable[int], error: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(status): _refusal(_REFUSALS[status], error) for status in sorted(statuses)}
+
+
+def _refusal(description: str, error: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": error}}}
