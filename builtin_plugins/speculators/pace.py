@@ -27,10 +27,12 @@ TRIALS: Final = 4
 """Steps of a size before what they took is believed: the first of them prepare for the others."""
 KEPT: Final = 8
 """Steps of a size, the last ones, of which the shortest counts."""
-TRIAL_S: Final = 0.05
+TRIAL_S: Final = 0.1
 """Time that trials of sizes may have lost from the start, ..."""
 TRIAL_SHARE: Final = 0.01
 """... and for each second of steps; it is saved up to as much as a step takes, so that large models are tried, too."""
+MISJUDGED: Final = 4
+"""So many times what was reckoned a trial may count: of longer ones it is another process that made them so."""
 LONGEST_REST: Final = 256
 """Steps."""
 
@@ -115,8 +117,8 @@ class Pace:
         """
         if self._trying is not None:
             plain_s, reckoned_s = self._trying
-            lost_s, most_s = max(0.0, seconds - plain_s * (1 + gained)), max(TRIAL_S, plain_s)
-            self._trial_s = max(-most_s, min(self._trial_s + reckoned_s - lost_s, most_s))
+            lost_s = min(max(0.0, seconds - plain_s * (1 + gained)), MISJUDGED * reckoned_s)
+            self._trial_s = min(self._trial_s + reckoned_s - lost_s, max(TRIAL_S, plain_s))
             self._trying = None
 
     def entered(self, row: int) -> None:

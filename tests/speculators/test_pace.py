@@ -63,7 +63,7 @@ def test_trials_lose_a_bounded_time() -> None:
 
 
 def test_a_trial_counts_as_what_it_has_lost() -> None:
-    pace = told({8: 0.001, 48: 0.02})
+    pace = told({8: 0.001, 48: 0.04})
     assert any(choose(pace, 8))
     pace.tried(1.0, 0.0)
     for _ in range(50):
@@ -77,7 +77,7 @@ def test_a_trial_counts_as_what_it_has_lost() -> None:
 
 def test_models_of_long_steps_are_tried_once_the_time_is_saved() -> None:
     pace = told({1: 0.5})
-    pace.costs.take_prompts(20, 1.0)
+    pace.costs.take_prompts(20, 1.0)  # five tokens as in prompts: a quarter of a second
     assert choose(pace, 1) == [0]
     for _ in range(100):
         pace.passed(0.5)
