@@ -99,6 +99,12 @@ def engine_speculators() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_kv_connectors() -> Sequence[Entry]:
+    """Places that cached blocks go to and come from (`--kv-transfer-config`). Contract: `core.contracts.KVConnector`."""
+    raise NotImplementedError
+
+
+@hookspec
 def engine_scheduling_policies() -> Sequence[Entry]:
     """Orders in which requests run (`--scheduling-policy`). Contract: `core.contracts.SchedulingPolicy`."""
     raise NotImplementedError

@@ -14,12 +14,17 @@ from vllm_page import vllm_page
 from core.cli.reference.configuration import reference_page
 from core.cli.reference.hooks import hooks_page
 from core.cli.reference.parsers import parsers_page
+from core.cli.reference.suites import suites_page
 from core.config.fields import FieldTable
 from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover
 from core.types import Bound, SamplingParams
 
-FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "reference"
+sys.path.append(str(ROOT))  # for the list of wrong plugins, which belongs to the tests
+
+from tests.plugin.mutants import MUTANTS, SURVIVORS  # noqa: E402 - behind the path to it
 
 SAMPLING_INTRO = """\
 # Sampling parameters
@@ -92,6 +97,7 @@ def main() -> int:
         "configuration.md": reference_page(table),
         "parsers.md": parsers_page(registry),
         "sampling.md": sampling_page(),
+        "suites.md": suites_page(MUTANTS, SURVIVORS),
         "vllm_flags.md": vllm_page(table),
         "architectures.md": models_page(),
     }

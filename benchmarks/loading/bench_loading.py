@@ -1,8 +1,9 @@
 """From a checkpoint's files to the first forward pass, against reading the files' bytes into memory.
 
 Each is done in a process of its own, its imports over, in turns: after the files were dropped from the page cache
-(cold) and after they were read (warm). Memory is what the process grows by while it loads, pages of files included.
-Run: python benchmarks/loading/bench_loading.py [--model FOLDER] [--rounds N] [--threads N]
+(cold) and after they were read (warm). Memory is what the process grows by while it loads, pages of files included; there is
+no cache of keys and values yet.
+Run: python benchmarks/loading/bench_loading.py [--model FOLDER_OR_FILE] [--rounds N] [--threads N]
 Without a model, one of 473 million parameters in bfloat16 is made, with random weights.
 """
 
@@ -57,9 +58,9 @@ def write_checkpoint(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
-def files_of(folder: Path) -> list[Path]:
+def files_of(model: Path) -> list[Path]:
     """Return the weight files."""
-    return sorted(folder.glob("*.safetensors"))
+    return [model] if model.is_file() else sorted(model.glob("*.safetensors"))
 
 
 def read_all(folder: Path) -> None:
@@ -154,10 +155,11 @@ def report(folder: Path, rounds: int, threads: int) -> None:
                 found[what].append(in_a_process(what, folder, threads, cold=cold))
         print(f"{'cold' if cold else 'warm'}, medians of {rounds} rounds:")
         for what, results in found.items():
-            place = "in memory" if what == "read" else "in place"
+            place, peak = "in memory" if what == "read" else "in place", middle(results, "peak")
             print(
                 f"  {what}: {middle(results, 'loaded'):.2f} s until {place}, {middle(results, 'seconds'):.2f} s in all, "
-                f"{middle(results, 'processor'):.2f} s of processor, grew by {middle(results, 'peak') / 1e6:.0f} MB"
+                f"{middle(results, 'processor'):.2f} s of processor, grew by {peak / 1e6:.0f} MB, "
+                f"{peak / sum(sizes):.2f} of the files"
             )
         for figure in ("seconds", "processor"):
             pairs = zip(found["load"], found["read"], strict=True)

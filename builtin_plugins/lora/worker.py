@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import torch
@@ -24,13 +23,12 @@ from builtin_plugins.lora.stored import AdapterFiles, BadAdapter, Bits
 from core.api import EngineConfig, ForwardBatch, ModelError
 from core.contracts.memory import Memory
 from core.contracts.scheduling import LoadedParts, WorkerParts
+from core.niceness import step_aside
 from core.nn.embedding import Head
 
 _decode = msgspec.msgpack.Decoder(News).decode
 _wanted = msgspec.msgpack.Decoder(Wanted).decode
 _encode = msgspec.msgpack.Encoder().encode
-LOADER_NICENESS: Final = 10
-"""Of the thread that reads: steps come first."""
 
 
 class Deltas:
@@ -51,7 +49,7 @@ class Deltas:
         """Slots whose adapters torch computes, of the step before."""
         self._packed: set[torch.nn.Module] = set()
         """Modules that an adapter was packed for: once set they stay, so that steps with adapters are alike."""
-        self._loader = ThreadPoolExecutor(1, "lora", initializer=_step_aside)
+        self._loader = ThreadPoolExecutor(1, "lora", initializer=step_aside)
 
     def loaded(self, parts: LoadedParts) -> list[Any]:
         """Find the places of the model. Raises `ModelError` for one without any."""
@@ -226,9 +224,3 @@ def places_of(model: Any) -> Places:
             "own modules have none). Leave it out, or merge the adapter into the model."
         )
     return places
-
-
-def _step_aside() -> None:
-    """Let steps have the cores first, where the system knows threads' niceness."""
-    if hasattr(os, "setpriority") and hasattr(threading, "get_native_id"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)

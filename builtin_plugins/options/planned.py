@@ -64,9 +64,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Moving weights and caches out of device memory": {
         "swap_space": (float, 4.0),
         "cpu_offload_gb": (float, 0.0),
-        "kv_offloading_size": (float | None, None),
-        "kv_offloading_backend": (Literal["native", "lmcache"] | None, None),
-        "kv_transfer_config": (Json | None, None),
         "kv_events_config": (Json | None, None),
     },
     "Graph capture and compilation": {

@@ -1,4 +1,4 @@
-"""The short way of a stream: from the engine's delivery to the connection in one turn of the event loop, for all streams together.
+"""The short way of a stream: from the engine's delivery to the connection in two turns of the event loop, for all streams together.
 
 A task that wakes for each event, and the generators it passes through, cost several times what the event does.
 """
@@ -54,7 +54,7 @@ class ShortWay:
             if parts.must_wait:
                 return False
             try:
-                parts.write(encode(completion))
+                parts.write_soon(encode(completion))
             except Exception as error:  # noqa: BLE001 - it is for the reader, who gets the output instead
                 self._fault = error
                 return False

@@ -8,6 +8,7 @@ from core.contracts.admission import AdmissionExtension, Draft, Edge
 from core.contracts.attention import AttentionBackend, AttentionInputs, AttentionParams, ForwardBatch
 from core.contracts.clients import Client, EngineStatus, Listener, Running
 from core.contracts.grammar import Grammar, GrammarBackend, GrammarState, Vocabulary
+from core.contracts.kv_connectors import BlockKey, KVConnector, KVDirectory, KVStore, KVTransferConfig, StoreParts
 from core.contracts.models import (
     Architecture,
     BuildContext,
@@ -52,6 +53,7 @@ __all__ = [
     "AttentionBackend",
     "AttentionInputs",
     "AttentionParams",
+    "BlockKey",
     "BuildContext",
     "CallStats",
     "Calls",
@@ -71,6 +73,10 @@ __all__ = [
     "GrammarBackend",
     "GrammarState",
     "HttpStats",
+    "KVConnector",
+    "KVDirectory",
+    "KVStore",
+    "KVTransferConfig",
     "Kept",
     "LinearMethod",
     "Listener",
@@ -111,6 +117,7 @@ __all__ = [
     "StageParts",
     "StepRows",
     "StepStats",
+    "StoreParts",
     "TokenStats",
     "Tokenizer",
     "ToolFormat",

@@ -84,7 +84,8 @@ class AttentionInputs:
 
 
 class AttentionBackend(Protocol):
-    """Attention over paged keys and values. Constructed without arguments, one per worker.
+    """Attention over paged keys and values. Constructed with the engine's config, if it takes an
+    argument; one per worker.
 
     Optional: `kv_dtypes`, names of dtypes beside the model's own in which it can cache; `kv_scales = True`, where it
     reads `params.key_scale` and `value_scale`. A model that needs what is missing is refused by name.

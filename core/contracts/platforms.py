@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Platform(Protocol):
-    """One kind of device. Constructed without arguments; must be cheap until `start`.
+    """One kind of device. Constructed without arguments, as `start` brings the config; must be cheap until then.
 
     One whose ranks talk otherwise than over gloo has a method `process_group(store, rank, size)` that returns a
     process group of torch.distributed. One that knows how much memory weights and cache of a rank may take together

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class Pooler(Protocol):
-    """Chooses or combines the hidden states of one prompt. Constructed without arguments; keeps no state.
+    """Chooses or combines the hidden states of one prompt. Constructed with the engine's config, if it takes an
+    argument; keeps no state.
 
     Must not read device values back to the host: what depends on tokens is decided from `token_ids`, which are on it.
     What it raises fails the request it was called for.

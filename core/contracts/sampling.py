@@ -98,7 +98,9 @@ class SampleRows:
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits before a token is chosen; batch-level. Constructed with a `SamplerContext`.
+    """Changes logits before a token is chosen; batch-level.
+
+    Constructed with a `SamplerContext` and, if it takes two arguments, with the engine's config.
 
     The kernel calls `apply` with exactly the rows that `wants` said yes to, so a processor never sees, and
     can never harm, a request that did not ask for it. Per-row state must follow from sampling parameters

@@ -36,7 +36,7 @@ class QueuedRequest:
 class SchedulingPolicy(Protocol):
     """Orders requests: a pure function. The core owns blocks and budget, so no policy can corrupt them.
 
-    Constructed without arguments. Ties are broken by order of arrival.
+    Constructed with the engine's config, if it takes an argument. Ties are broken by order of arrival.
     """
 
     def key(self, request: QueuedRequest) -> tuple[float, ...]:
@@ -101,7 +101,7 @@ class SchedulerExtension(Protocol):
         """Take the scheduler to call `wake`, `loaded`, `release` and `recompute` of; called once, before all others.
 
         From a thread of the extension's own call `soon(method, *arguments)` only. `scheduler.kv` takes a tier behind the
-        cache (`add_tier`) and tells what it forgets (`watch_evictions`).
+        cache (`add_tier`) and tells what it remembers and forgets (`watch`); `keep` holds blocks that no request has.
         """
 
     def arrived(self, request: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.contracts import Executor, ModelSource, SchedulingPolicy
+from core.contracts.construct import construct
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
@@ -84,7 +85,7 @@ def _make_core(
     )
     policy: SchedulingPolicy | None = None
     if registry.entries("scheduling_policies") or section.scheduling_policy != "fcfs":
-        policy = load(registry, "scheduling_policies", section.scheduling_policy)()
+        policy = construct(load(registry, "scheduling_policies", section.scheduling_policy), config)
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
     driven = scheduler if section.journal is None else Journal(section.journal, scheduler)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 from core.config import EngineConfig
@@ -17,12 +16,12 @@ from core.engine.interrupts import Interrupts
 from core.engine.output import OutputProcessor
 from core.errors import InvalidRequest
 from core.plugin import Registry
-from core.text.prompts import Prompt
+from core.progress import Progress, progress_bar
+from core.text.prompts import Prompt, as_list
 from core.types import PromptType, RequestOutput, RequestOutputKind, SamplingParams
 from core.types.pooling import PoolingParams
 
 Conversation = Sequence[Mapping[str, Any]]
-Progress = bool | Callable[..., Any]
 T = TypeVar("T")
 CHAT_OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 OWN = ("prompts", "sampling_params", "use_tqdm", "priority")
@@ -226,27 +225,6 @@ class LLM(PoolingCalls):
 
     def __exit__(self, *ended_by: object) -> None:
         self.shutdown()
-
-
-def progress_bar(use_tqdm: Progress, total: int) -> Any:
-    """Return a tqdm bar, what the caller's own factory makes, or something silent."""
-    if not use_tqdm or total == 0:
-        return SimpleNamespace(update=lambda count: None, close=lambda: None)
-    if callable(use_tqdm):
-        return use_tqdm(total=total, desc="Processed prompts", unit="req")
-    from tqdm import tqdm  # lazy: only interactive use needs it
-
-    return tqdm(total=total, desc="Processed prompts", unit="req", dynamic_ncols=True, disable=None)
-
-
-def as_list(prompts: Any) -> list[Any]:
-    """Return a list of prompts: a text, ids or a dict alone is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
-        raise InvalidRequest("prompts", f"must be a prompt or a list of prompts, not {prompts!r}.")
-    listed = list(prompts)
-    return [listed] if listed and isinstance(listed[0], int) else listed
 
 
 def _one_each(field: str, values: Iterable[T], count: int) -> list[T]:

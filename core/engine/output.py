@@ -144,7 +144,8 @@ class OutputProcessor:
         if delta.features:
             self._learn(client, delta.features)
         sequence.grow(delta.token_ids, delta.finish_reason, delta.stop_reason)
-        sequence.grow_logprobs(delta.logprobs or (), self._spelled)
+        if delta.logprobs:
+            sequence.grow_logprobs(delta.logprobs, self._spelled)
         return sequence.finish_reason is not None
 
     def _learn(self, client: ClientRequest, features: Mapping[str, bytes]) -> None:
@@ -157,14 +158,15 @@ class OutputProcessor:
         """Return the output to show now, or None while there is nothing new enough."""
         if not client.streams and client.num_open and client.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
             return None
-        if (
-            sequence.finish_reason is None
-            and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval
-        ):
+        goes_on = sequence.finish_reason is None
+        if goes_on and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval:
             return None
-        shown = [s.show(delta=client.streams) for s in ([sequence] if client.streams else client.sequences.values())]
-        if sequence.finish_reason is None and client.error is None and client.offer and client.offer(shown[0]):
-            return None
+        if client.streams:
+            shown = [sequence.show(delta=True)]
+            if goes_on and client.error is None and client.offer is not None and client.offer(shown[0]):
+                return None
+        else:
+            shown = [each.show(delta=False) for each in client.sequences.values()]
         return RequestOutput(
             client.request_id,
             client.prompt,

@@ -17,6 +17,8 @@ from core.errors import InvalidRequest
 from core.familiar.beams import Beams, BeamSearchOutput, BeamSearchParams
 from core.familiar.metrics import Snapshot, snapshots
 from core.plugin import Registry
+from core.progress import progress_bar
+from core.text.prompts import as_list
 from core.types import PromptType
 
 if TYPE_CHECKING:
@@ -72,9 +74,9 @@ class LLM(llm.LLM):
             )
         searches = [
             Beams(read(prompt).token_ids, params, limits.eos_token_ids, limits.max_model_len)
-            for prompt in llm.as_list(prompts)
+            for prompt in as_list(prompts)
         ]
-        bar = llm.progress_bar(use_tqdm, len(searches))
+        bar = progress_bar(use_tqdm, len(searches))
         waiting = iter(searches)
         open_: list[Beams] = []
         while open_ := [*open_, *islice(waiting, (concurrency_limit or len(searches)) - len(open_))]:

@@ -55,7 +55,7 @@ class Generate:
         seqs, length = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
         context = SamplerContext(parts.model.vocab_size, seqs, length, parts.device)
         entries = logits_processors(config, registry) if parts.is_last else ()
-        processors = Processors([Active(*registry.make(registered, context)) for registered in entries])
+        processors = Processors([Active(*registry.make(registered, context, config)) for registered in entries])
         batch: Any = parts.batch
         model = cast("GeneratingModel", parts.model)
         stage = SamplingStage(model, batch, processors, parts.extensions, config.model.logprobs_mode, parts.ops)

@@ -15,7 +15,7 @@ from operator import mul
 from typing import Final, NamedTuple
 
 from core.kv.layout import NULL_BLOCKS
-from core.kv.pool import BlockPool
+from core.kv.pool import BlockPool, Forgotten
 from core.kv.prefix import Tokens, chain_root, extend_chain, span_marks
 from core.kv.reach import first_needed, peak_blocks
 from core.spec.kv import CrossAttention, FullAttention, KVLayout, LatentKeys, RecurrentState
@@ -27,6 +27,8 @@ Appended = list[tuple[int, list[int]]]
 Domains = Sequence[tuple[str, bytes]]
 Holds = Callable[[int, bytes], bool]
 """Whether a tier holds what a group has cached under a key."""
+Offered = Callable[["Lease", Tokens, int], None]
+"""Takes a lease, the tokens known of it, and how many of the leading ones that it has offered were offered before."""
 PLENTY_BLOCKS: Final = 256
 
 
@@ -119,8 +121,11 @@ class KVManager:
         self.most_guesses: Final = min(spare, default=sys.maxsize)
         """Of one step: a state can be taken back to where it was before a wrong one as far as there are spare ones."""
         self._tiers: list[Holds] = []
-        self._issued = 0
-        self._returned = 0
+        self._offered: list[Offered] = []
+        self.issued = 0
+        """Last step whose plan left."""
+        self.returned = 0
+        """Last step whose result is in."""
         self._deferred: deque[tuple[int, int, list[int]]] = deque()  # (step, pool, blocks given back after it)
 
     # --- what fits ---------------------------------------------------------------------------------------
@@ -329,13 +334,15 @@ class KVManager:
         if not self.prefix_caching or end - end % smallest <= lease.offered:
             return
         self._hash(lease, tokens, end)
-        lease.offered_since = min(lease.offered_since, self._issued)
+        lease.offered_since = min(lease.offered_since, self.issued)
         keys = lease.keys
         for index, size in enumerate(self._sizes):
             links, low, high = size // smallest, lease.offered // size, end // size
             found = keys[(low + 1) * links - 1 : high * links : links]
-            self._pool_of[index].remember(index, found, lease.tables[index][low:high], self._issued)
-        lease.offered = end - end % smallest
+            self._pool_of[index].remember(index, found, lease.tables[index][low:high], self.issued)
+        start, lease.offered = lease.offered, end - end % smallest
+        for offered in self._offered:
+            offered(lease, tokens, start)
 
     def trust(self, lease: Lease) -> None:
         """What was brought for it is known to be right: it is offered from now on."""
@@ -367,20 +374,18 @@ class KVManager:
 
     def step_issued(self, step: int) -> None:
         """A plan left; blocks given back from now on wait for it."""
-        self._issued = step
+        self.issued = step
 
     def step_returned(self, step: int) -> None:
         """The result of `step` is in; blocks that waited for it are free."""
-        self._returned = step
+        self.returned = step
         while self._deferred and self._deferred[0][0] <= step:
             _, pool, blocks = self._deferred.popleft()
             self.pools[pool].give(blocks)
 
     def _give(self, pool: int, blocks: list[int]) -> None:
-        if not blocks:
-            return
-        if self._issued > self._returned:
-            self._deferred.append((self._issued, pool, blocks))
+        if blocks and self.issued > self.returned:
+            self._deferred.append((self.issued, pool, blocks))
         else:
             self.pools[pool].give(blocks)
 
@@ -393,24 +398,27 @@ class KVManager:
         """
         self._tiers.append(holds)
 
-    def watch_evictions(self, evicted: Callable[[int, bytes, int], None]) -> None:
-        """Have group, key and block told of what is found no more, before the plan that writes over it is made."""
+    def watch(self, offered: Offered, forgotten: Forgotten) -> None:
+        """Be told of what can be found from now on, once a step in flight has computed it, and of what no longer can.
+
+        What is evicted is told before the plan that writes over it is made; what is not to be trusted any more, at once.
+        """
+        self._offered.append(offered)
         for pool in self.pools:
-            pool.evicted = evicted
+            pool.forgotten.append(forgotten)
+
+    def hold(self, tables: list[list[int]]) -> Lease:
+        """Return a lease on blocks, per group, that somebody holds or that can be found: they stay until it is closed."""
+        for pool, blocks in zip(self._pool_of, tables, strict=True):
+            pool.touch(blocks)
+        return Lease(self._root, tables, [0] * len(tables))
 
     # --- the prefix cache as a whole ---------------------------------------------------------------------
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing forgotten, while blocks are in use."""
-        if any(pool.num_free != pool.num_blocks - NULL_BLOCKS for pool in self.pools):
-            return False
-        self.distrust_all()
-        return True
-
-    def distrust_all(self) -> None:
-        """Forget every cached prefix, in use or not: a step failed, and nobody knows what it wrote."""
+    def forget_all(self, *, right: bool) -> None:
+        """Forget every cached prefix, in use or not. Not `right`: a step failed, and nobody knows what it wrote."""
         for pool in self.pools:
-            pool.forget_since(0)
+            pool.forget_since(0, right=right)
 
     def distrust(self, lease: Lease, computed: Tokens, position: int) -> None:
         """Forget every cached prefix that may contain or come from what `lease` has held at or after `position`.

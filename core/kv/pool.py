@@ -8,6 +8,9 @@ from itertools import takewhile
 
 from core.kv.layout import NULL_BLOCKS
 
+Forgotten = Callable[[int, bytes, int, bool], None]
+"""Takes group, key and block of what is found no more, and whether what the block holds, until it is taken, is right."""
+
 
 class BlockPool:
     """Reference-counted blocks with least-recently-used reuse; every operation is O(1) per block.
@@ -16,7 +19,7 @@ class BlockPool:
     found and revived until it is taken from the front. Block 0 is the null block: never taken, never counted.
     """
 
-    __slots__ = ("_found", "_free", "_key", "_next_fresh", "_stamp", "evicted", "num_blocks", "num_free", "refs")
+    __slots__ = ("_found", "_free", "_key", "_next_fresh", "_stamp", "forgotten", "num_blocks", "num_free", "refs")
 
     def __init__(self, num_blocks: int, groups: Iterable[int]) -> None:
         self.num_blocks = num_blocks
@@ -30,8 +33,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict()
         self._next_fresh = NULL_BLOCKS
         """Blocks from here on were never used; they come before the queue."""
-        self.evicted: Callable[[int, bytes, int], None] | None = None
-        """Told group, key and block of what is found no more because the block is taken for something else."""
+        self.forgotten: list[Forgotten] = []
+        """Told of what is found no more."""
 
     def take(self, count: int) -> list[int]:
         """Return `count` blocks with one reference each; the caller has seen `num_free`. Forgets their old keys."""
@@ -41,11 +44,7 @@ class BlockPool:
         self._next_fresh += fresh
         for _ in range(count - fresh):
             block, _ = self._free.popitem(last=False)
-            entry = self._key[block]
-            if entry is not None:
-                self.forget(block)
-                if self.evicted is not None:
-                    self.evicted(*entry, block)
+            self.forget(block, right=True)
             blocks.append(block)
         for block in blocks:
             self.refs[block] = 1
@@ -86,19 +85,21 @@ class BlockPool:
                 known[block] = (group, key)
                 self._stamp[block] = stamp
 
-    def forget(self, block: int) -> None:
-        """Make `block` unfindable; does nothing if it already is."""
+    def forget(self, block: int, *, right: bool = False) -> None:
+        """Make `block` unfindable; does nothing if it already is. `right`: not because of what it holds."""
         entry = self._key[block]
         if entry is not None:
             del self._found[entry[0]][entry[1]]
             self._key[block] = None
+            for tell in self.forgotten:
+                tell(*entry, block, right)
 
-    def forget_since(self, stamp: int) -> None:
+    def forget_since(self, stamp: int, *, right: bool = False) -> None:
         """Make every block unfindable that was remembered with `stamp` or a later one; 0: every one."""
         for found in self._found.values():
             # A map is in the order of its stamps, and nothing older is looked at.
             for block in list(takewhile(lambda b: self._stamp[b] >= stamp, reversed(found.values()))):
-                self.forget(block)
+                self.forget(block, right=right)
 
     def check(self, expected_refs: Sequence[int]) -> None:
         """Assert that counts are exactly `expected_refs`, and queue and maps agree with them."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from core.contracts.construct import construct
 from core.errors import ModelError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     made = registry.load(chosen)
     facts = getattr(source.hf_config, "quantization_config", None)
     with registry.blame(chosen):
-        method = make_method(made, facts, config)
+        method: QuantMethod = construct(made, facts, config)
     if stated and meant != name and stated not in getattr(method, "reads", ()):
         raise ModelError(
             f"--quantization {asked} does not read this checkpoint, whose weights are stored as {stated!r} by its own "
@@ -62,11 +62,6 @@ def plain_weights(config: EngineConfig, registry: Registry, facts: Mapping[str, 
         if PLAIN_WEIGHTS in candidate.registered.entry.gives and not candidate.reason:
             made = registry.load(candidate.registered)
             with registry.blame(candidate.registered):
-                return make_method(made, None, config)
+                method: QuantMethod = construct(made, None, config)
+            return method
     return None
-
-
-def make_method(target: Callable[..., QuantMethod], facts: Any, config: EngineConfig) -> QuantMethod:
-    """Return the method, told the checkpoint's quantization config and, if it takes two arguments, the engine's."""
-    takes = [p for p in inspect.signature(target).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-    return target(facts, config) if len(takes) > 1 else target(facts)

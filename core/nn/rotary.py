@@ -53,7 +53,7 @@ def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
         table = torch.empty(max_positions, spec.size)
         torch.cos(angles, out=table[:, : spec.size // 2])
-        torch.sin(angles, out=table[:, spec.size // 2 :])
+        torch.sin(-angles if spec.backwards else angles, out=table[:, spec.size // 2 :])
         return table if factor == 1.0 else table.mul_(factor)
 
 

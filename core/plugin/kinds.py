@@ -45,6 +45,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             Kind("runners", "runner", "Runner", "named"),
             Kind("poolers", "pooler", "Pooler", "named"),
             Kind("speculators", "speculator", "Speculator", "named"),
+            Kind("kv_connectors", "KV connector", "KVConnector", "named"),
             Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy", "named"),
             Kind("tokenizers", "tokenizer", "Tokenizer", "named"),
             Kind("chat_renderers", "chat renderer", "ChatRenderer", "best"),

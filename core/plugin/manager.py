@@ -50,9 +50,9 @@ class Hooks:
                 self._check(ref, name, function)
             with self.blame(ref, "cannot be registered"):
                 self._manager.register(modules[ref.name], ref.name)
-        for ref in plan.plugins:
-            if not ref.builtin:
-                log.log(logging.INFO if process == "main" else logging.DEBUG, "third-party %s is on", ref)
+        if third := [str(ref) for ref in plan.plugins if not ref.builtin]:
+            level = logging.INFO if process == "main" else logging.DEBUG
+            log.log(level, "third-party %s %s on", ", ".join(third), "is" if len(third) == 1 else "are")
 
     def call(self, hook: str, **arguments: Any) -> Iterator[tuple[PluginRef, Any]]:
         """Yield (plugin, result) of one hook, in the order of plugins' names; lazily, so a caller may stop."""

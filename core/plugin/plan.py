@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ConfigError, PluginError, did_you_mean
+from core.hashes import Files, changed_files
 from core.plugin.discovery import KERNEL, discover, is_absent, local_plugin, looks_like_file
 from core.plugin.refs import PluginRef
 from core.plugin.selection import Selection, Wish, parse_selection
@@ -21,6 +22,8 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel's first, then in the order of names."""
     absent: tuple[str, ...] = ()
     """Builtins whose files this installation lacks; they would have been loaded."""
+    files: Files = {}
+    """Of a lock: what the files of each distribution were."""
 
     @property
     def digest(self) -> str:
@@ -49,7 +52,7 @@ def make_plan(selection: Sequence[str] = (), lock: str | None = None) -> PluginP
     `PluginError` when two plugins to be loaded have one name.
     """
     plan = _Planner(parse_selection(selection)).plan()
-    if lock is not None and (differences := plan.differences(read_lock(lock))):
+    if lock is not None and (differences := plan.differences(locked := read_lock(lock)) + changed_files(locked.files)):
         raise ConfigError(
             f"the plugins differ from the lock file {lock}: {'; '.join(differences)}. Install and select what it "
             "holds, or write it anew with `engine plugins lock`."

@@ -12,6 +12,7 @@ from typing import Any, Final
 from core.config import EngineConfig
 from core.config.fields import Option
 from core.contracts import AdmissionExtension, Edge, ModelSource, RunnerExtension, SchedulerExtension
+from core.contracts.construct import construct
 from core.contracts.times import times_of
 from core.deprecated import advice
 from core.errors import ConfigError, PluginError, did_you_mean
@@ -94,7 +95,9 @@ class Registry:
         self._shared: Final[dict[str, Any]] = {"faults": hooks.seldom.counted}
         self._kinds: Final = MappingProxyType({kind: self._collect(kind) for kind in KINDS})
         self._options: Final = tuple(
-            (ref.name, option) for ref, found in hooks.call("engine_options") for option in _listed(ref, found, Option)
+            (ref.name, option)
+            for ref, found in hooks.call("engine_options")
+            for option in _listed(ref, "engine_options", found, Option)
         )
 
     # --- entries -----------------------------------------------------------------------------------------
@@ -150,10 +153,13 @@ class Registry:
         return found
 
     def make(self, registered: Registered, *arguments: Any) -> tuple[Any, Callable[[Exception, str | None], str]]:
-        """Construct what an entry stands for; return it, and what logs an error in a request and says who is to blame."""
+        """Construct what an entry stands for, with as many of the arguments as it takes.
+
+        Return it, and what logs an error in a request and says who is to blame.
+        """
         target = self.load(registered)
         with self.blame(registered):
-            made = times_of(self).around(registered.plugin.name, target(*arguments))
+            made = times_of(self).around(registered.plugin.name, construct(target, *arguments))
         return made, lambda error, request: self.blame(registered, request).told(error)
 
     def blame(self, registered: Registered, request: str | None = None) -> Blame:
@@ -198,7 +204,7 @@ class Registry:
             if isinstance(source, str) and source != model:
                 return self.find_model(source, config)
             if source is not None:
-                raise _wrong_answer(ref, "a ModelSource, another name or None", source)
+                raise _wrong_answer(ref, "engine_find_model", "a ModelSource, another name or None", source)
         return None
 
     def resolve(self, decisions: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +213,7 @@ class Registry:
         owners: dict[str, PluginRef] = {}
         for ref, answer in self.hooks.call("engine_resolve", decisions=MappingProxyType(dict(decisions))):
             if not isinstance(answer or {}, Mapping):
-                raise _wrong_answer(ref, "a mapping or None", answer)
+                raise _wrong_answer(ref, "engine_resolve", "a mapping or None", answer)
             for name, value in (answer or {}).items():
                 if name in changes and changes[name] != value:
                     raise ConfigError(
@@ -243,9 +249,10 @@ class Registry:
         return self._halves("runner", config)
 
     def _halves(self, half: str, config: EngineConfig) -> tuple[tuple[Blame, Any], ...]:
-        answers = self.hooks.call(f"engine_{half}_extensions", config=config, registry=self)
+        hook = f"engine_{half}_extensions"
+        answers = self.hooks.call(hook, config=config, registry=self)
         action, around = f"failed in its {half} extension", times_of(self).around
-        halves = ((ref, each) for ref, found in answers for each in _listed(ref, found))
+        halves = ((ref, each) for ref, found in answers for each in _listed(ref, hook, found))
         return tuple((self.hooks.blame(ref, action), around(ref.name, each)) for ref, each in halves)
 
     def process_started(self, process: str) -> None:
@@ -258,7 +265,7 @@ class Registry:
     def _collect(self, kind: str) -> tuple[Registered, ...]:
         found: dict[str, Registered] = {}
         for ref, entries in self.hooks.call(KINDS[kind].hook):
-            for entry in _listed(ref, entries, Entry):
+            for entry in _listed(ref, KINDS[kind].hook, entries, Entry):
                 registered = Registered(kind, entry, ref)
                 _check_api(registered)
                 if KINDS[kind].opt_in_third_party and not (ref.builtin or ref.named):
@@ -285,16 +292,16 @@ class Registry:
         return "".join(f". {part[0].upper()}{part[1:]}" for part in parts)
 
 
-def _listed(ref: PluginRef, found: Any, wanted: type[Any] = object) -> list[Any]:
+def _listed(ref: PluginRef, hook: str, found: Any, wanted: type[Any] = object) -> list[Any]:
     """Return what a hook gave as a list. Raises `PluginError` for anything else, such as a list of other things."""
     if not isinstance(found, (list, tuple)) or not all(isinstance(item, wanted) for item in found):
         what = "a list" if wanted is object else f"a list of {wanted.__name__} objects"
-        raise _wrong_answer(ref, what, found)
+        raise _wrong_answer(ref, hook, what, found)
     return list(found)
 
 
-def _wrong_answer(ref: PluginRef, wanted: str, found: Any) -> PluginError:
-    return PluginError(f"{ref} must return {wanted} from its hook, not {found!r:.200}. {ref.way_out}")
+def _wrong_answer(ref: PluginRef, hook: str, wanted: str, found: Any) -> PluginError:
+    return PluginError(f"{ref} must return {wanted} from its hook {hook}, not {found!r:.200}. {ref.way_out}")
 
 
 def _check_api(registered: Registered) -> None:

@@ -45,7 +45,7 @@ class Lifecycle:
         self.live: Final[dict[str, Request]] = {}
         self.parked: Final[dict[str, Request]] = {}
         self.kept: Final[dict[str, tuple[Lease, int]]] = {}
-        """Blocks of ended requests that extensions still use, and how many of them do."""
+        """Blocks of ended requests, or of nobody's, that extensions still use, and how many of them do."""
         self.failed: list[RequestDelta] = []
         """Ends that came about while planning; the next update hands them out."""
         self.distrusted = 0
@@ -168,13 +168,11 @@ class Lifecycle:
         return request.say(finish_reason="error", error=message)
 
     def release(self, request_id: str) -> None:
-        """One extension no longer uses the blocks of an ended request; does nothing for any other."""
+        """One extension no longer uses the blocks of an ended request, or those kept under a name; does nothing for others."""
         lease, keepers = self.kept.pop(request_id, (None, 0))
-        if lease is None:
-            return
-        if keepers > 1:
+        if lease is not None and keepers > 1:
             self.kept[request_id] = (lease, keepers - 1)
-        else:
+        elif lease is not None:
             self.kv.close(lease)
 
     def check(self, ended_rows: list[int]) -> None:

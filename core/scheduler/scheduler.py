@@ -93,8 +93,12 @@ class Scheduler:
         return self._extensions.call(name, verb, data)
 
     def release(self, request_id: str) -> None:
-        """Give back the blocks of an ended request that an extension kept."""
+        """Give back the blocks that an extension kept, of an ended request or under a name of its own."""
         self._life.release(request_id)
+
+    def keep(self, name: str, tables: list[list[int]]) -> None:
+        """Hold blocks, per KV group, beside whoever has them, until `release(name)`; no request is called so."""
+        self._life.kept[name] = self.kv.hold(tables), 1
 
     def recompute(self, request_id: str, position: int) -> None:
         """Distrust whatever a request has cached at or after `position`, as after a failed load.
@@ -151,7 +155,7 @@ class Scheduler:
         self._life.batch.columns.guessing.clear()
         self._life.batch.returned = self._life.batch.issued
         self.kv.step_returned(self._life.batch.issued)
-        self.kv.distrust_all()
+        self.kv.forget_all(right=False)
         for request in self._life.live.values():
             request.spoiled |= request.reserved is not None  # its first tokens may be those of a failed step
         failed = [self._life.fail(r, message) for r in requests.values() if r.state is not State.ENDED]
@@ -206,8 +210,14 @@ class Scheduler:
         return counters
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing forgotten, while blocks are in use."""
-        return self.kv.reset_prefix_cache()
+        """Forget every cached prefix; False, and nothing forgotten, while requests have blocks.
+
+        Those that extensions keep stay as they are, and are found no more.
+        """
+        if any(request.lease.capacity for request in self._life.live.values()):
+            return False
+        self.kv.forget_all(right=True)
+        return True
 
     def close(self) -> None:
         """Nothing is to be closed; a scheduler that writes a journal has something."""

@@ -84,6 +84,8 @@ class RopeSpec:
     theta: float = 10_000.0
     interleaved: bool = False
     scaling: RopeScaling | None = None
+    backwards: bool = False
+    """True: heads turn the other way, by the same angles, as NanoChat's do."""
 
     def __post_init__(self) -> None:
         if self.size < 2 or self.size % 2:

@@ -47,7 +47,10 @@ class ByteDetokenizer:
         """Take more tokens and return the text that is now certain."""
         pieces = self._pieces
         if not self._special or self._special.isdisjoint(token_ids):
-            text = self._decode(b"".join([pieces[token] for token in token_ids]))
+            if len(token_ids) == 1:  # nearly always
+                text = self._decode(pieces[token_ids[0]])
+            else:
+                text = self._decode(b"".join([pieces[token] for token in token_ids]))
             self.num_chars += len(text)
             return text
         out = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +21,16 @@ class Prompt:
     cache_salt: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
     """What stood in its dict for admission extensions."""
+
+
+def as_list(prompts: Any) -> list[Any]:
+    """Return a list of prompts: a text, ids or a dict alone is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise InvalidRequest("prompts", f"must be a prompt or a list of prompts, not {prompts!r}.")
+    listed = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
 
 
 def token_ids_of(value: Any) -> list[int]:

@@ -82,6 +82,10 @@ class GrowingSequence:
     def grow(self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | str | None) -> None:
         """Add tokens; a stop text among theirs ends the sequence, whatever the engine said of it."""
         self.token_ids += token_ids
+        if finish_reason is None and self.stops is None:  # nearly always, so with few calls
+            if self.detokenizer is not None:
+                self._text += self.detokenizer.append(token_ids)
+            return
         stop = self._grow_text(token_ids, finish_reason)
         self.finish_reason, self.stop_reason = (finish_reason, stop_reason) if stop is None else ("stop", stop)
 
@@ -118,16 +122,17 @@ class GrowingSequence:
             text = self._certain(self.stops)[start_char:]
         self.num_sent_chars, self.num_sent_tokens = start_char + len(text), len(tokens)
         spans = detokenizer.spans if detokenizer is not None and detokenizer.spans else ()
-        return CompletionOutput(
-            index=self.index,
-            text=text,
-            token_ids=tokens[start_token:],
-            cumulative_logprob=self.cumulative_logprob,
-            logprobs=None if logprobs is None else logprobs[start_token:],
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            num_tokens=len(tokens),
-            special_spans=self._shifted(spans, start_char) if spans else (),
+        return CompletionOutput(  # by place: for each token of each stream, names would take twice as long
+            self.index,
+            text,
+            tokens[start_token:],
+            self.cumulative_logprob,
+            None if logprobs is None else logprobs[start_token:],
+            self.finish_reason,
+            self.stop_reason,
+            None,  # lora_request
+            len(tokens),
+            self._shifted(spans, start_char) if spans else (),
         )
 
     def _certain(self, stops: StopTexts) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, did_you_mean
 from core.types.sampling import SamplingParams
 
 PROCESSED: Final = (
@@ -36,8 +36,16 @@ def unserved_params(sampling: SamplingParams, serving: Iterable[Any]) -> list[st
 
 
 def check_extra_args(sampling: SamplingParams, processors: Iterable[Any]) -> None:
-    """Raise `InvalidRequest` for arguments of another type than declared, and for what excludes each other."""
+    """Raise `InvalidRequest` for arguments of another type than declared, and for what excludes each other.
+
+    A name that nobody declares may be read all the same, but one that is nearly another's is misspelt.
+    """
     given = sampling.extra_args or {}
+    processors = tuple(processors)
+    known = [name for processor in processors for name in getattr(processor, "extra_args", ())] if given else []
+    for name in given:
+        if name not in known and (meant := did_you_mean(str(name), known)):
+            raise InvalidRequest(f"extra_args.{name}", f"no plugin declares it{meant}")
     for processor in processors:
         declared = getattr(processor, "extra_args", {})
         for name in declared:

@@ -17,6 +17,7 @@ import torch
 
 from core.config import EngineConfig
 from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, Runner, Stage, StageParts
+from core.contracts.construct import construct
 from core.contracts.scheduling import LoadedParts, WorkerParts
 from core.contracts.times import times_of
 from core.contracts.workers import Join
@@ -91,7 +92,7 @@ class Worker:
             self._stream = Beside()
         facts = {**platform.facts(), "dtype": config.model.dtype, **attention_facts(self._spec)}
         backend = registry.choose("attention_backends", config.attention.attention_backend, facts)
-        self._backend: AttentionBackend = registry.load(backend)()
+        self._backend: AttentionBackend = construct(registry.load(backend), config)
         self._in_order(self._load)
         log.info("attention backend %s on %s", backend.entry.name, platform.name)
         num_bytes = weight_bytes(self.model)

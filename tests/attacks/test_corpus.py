@@ -8,15 +8,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from random import Random
 from typing import Any
 
 import pytest
 from attacked import COMMAND, PATIENCE_S, ROOT, Answer, Attacked, Neighbour, attacked
 from corpus_files import Attack, Request, load_corpus
+from msgspec.structs import replace
 
 CORPUS = load_corpus()
 ASKED = [name for name, attack in CORPUS.items() if attack.request or attack.raw]
+AT_A_TIME = 16
 WITHOUT_ASSERTS = {"PYTHONOPTIMIZE": "1"}
 """What `python -O` does, for child processes too."""
 
@@ -51,6 +55,23 @@ def test_an_attack_is_answered_as_it_should_and_changes_nothing_beside(
 @pytest.mark.parametrize("name", [name for name in ASKED if any(each.slow for each in CORPUS[name].request)])
 def test_an_attack_of_full_size_too(server: Attacked, neighbour: Neighbour, name: str) -> None:
     assert_survives(server, neighbour, CORPUS[name], slow=True)
+
+
+@pytest.mark.slow
+def test_sixteen_attacks_at_a_time_are_answered_as_one_is(server: Attacked, neighbour: Neighbour) -> None:
+    """Or told to come again, for there is room for so many bytes and requests of one client."""
+    requests = [each for attack in CORPUS.values() for each in attack.request if not each.slow]
+    assert len(requests) > 100
+    Random(0).shuffle(requests)
+    engines = server.engines()
+    with neighbour.beside(), ThreadPoolExecutor(AT_A_TIME) as pool:
+        asked = [pool.submit(server.ask, each) for each in requests]
+        for request, future in zip(requests, asked, strict=True):
+            answers = [answer for answer in future.result() if answer.status not in (429, 503)]
+            assert_answered(answers, replace(request, times=len(answers)))
+    assert engines <= server.engines(), "a process was replaced"
+    assert server.get("/health").json()["restarts"] == 0
+    assert server.calls == []
 
 
 @pytest.mark.parametrize("name", ASKED)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builtin_plugins.clients.process.ledger import MOST_KILLS, MOST_STRIKES, Death, Ledger
-from core.step import EngineRequest, Logprobs, RequestDelta
+from core.step import EngineRequest, Logprobs, RequestDelta, StepNews
 from core.types import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=8, prompt_logprobs=0)
@@ -23,6 +24,13 @@ def token(name: str, position: int) -> int:
     return hash((name, position)) % 1000
 
 
+def as_news(deltas: list[RequestDelta], *, columns: bool) -> StepNews:
+    """What a step says of requests: those that got a token and nothing else may stand in columns."""
+    plain = [d for d in deltas if columns and d.finish_reason is None and d.prompt_logprobs is None]
+    rest = [d for d in deltas if d not in plain]
+    return StepNews([d.request_id for d in plain], [d.token_ids[0] for d in plain], rest)
+
+
 class Clients:
     """What clients have received, and the engine that gives it to them."""
 
@@ -34,7 +42,7 @@ class Clients:
         self.prompt: dict[str, int] = dict.fromkeys(names, 0)
         self.ended: dict[str, str] = {}
 
-    def take(self, deltas: list[RequestDelta]) -> None:
+    def take(self, deltas: Iterable[RequestDelta]) -> None:
         for delta in deltas:
             self.tokens[delta.request_id] += delta.token_ids
             self.prompt[delta.request_id] += len(delta.prompt_logprobs or ())
@@ -59,7 +67,8 @@ class Clients:
                 self.ledger.start(step)
                 if any(self.poison.get(name, -1) == len(self.tokens[name]) for name in step):
                     return True
-                self.take(self.ledger.take([self.compute(name, running[name], given) for name in step]))
+                deltas = [self.compute(name, running[name], given) for name in step]
+                self.take(self.ledger.take(as_news(deltas, columns=draw.random() < 0.5)))
             if trials and tried is not None:
                 tried.append(trials.pop(0))
                 self.ledger.rest(tried[-1])
@@ -138,7 +147,7 @@ def test_after_a_kill_from_outside_all_go_on_together_and_after_a_second_in_one_
     assert ledger.bury(Death.KILLED) == ([], ["a", "b"])
     for name in ("a", "b"):
         ledger.resumption(name)
-    ledger.take([RequestDelta(request_id="b", token_ids=[7])])
+    ledger.take(StepNews(["b"], [7]))
     ledger.start(["a"])
     assert ledger.bury(Death.KILLED) == (["a"], ["b"])
     assert not ledger.condemned()
@@ -146,9 +155,13 @@ def test_after_a_kill_from_outside_all_go_on_together_and_after_a_second_in_one_
 
 def test_who_has_left_is_owed_nothing() -> None:
     ledger = Ledger()
-    ledger.open([request("a")])
+    ledger.open([request("a"), request("b")])
     assert ledger.close("a")
     assert not ledger.close("a")
-    assert ledger.take([RequestDelta(request_id="a", token_ids=[1])]) == []
+    assert not ledger.take(StepNews(["a"], [1]))
+    assert [delta.token_ids for delta in ledger.take(StepNews(["a", "b"], [1, 2]))] == [[2]]
+    assert [delta.token_ids for delta in ledger.take(StepNews(["a", "b"], [1, 3, 4], counts=[1, 2]))] == [[3, 4]]
     assert ledger.resumption("a") is None
+    assert [*ledger.resumption("b").output_token_ids] == [2, 3, 4]  # type: ignore[union-attr]
+    assert ledger.close("b")
     assert ledger.bury(Death.FAULT) == ([], [])

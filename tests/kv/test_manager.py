@@ -202,12 +202,12 @@ def test_contents_that_cannot_be_trusted_are_not_found_again():
     assert start(kv, list(range(33)))[1] == 0
 
 
-def test_reset_is_refused_while_blocks_are_in_use():
+def test_what_is_forgotten_stays_with_who_has_it():
     kv = make_manager(FULL)
     lease, _ = start(kv, list(range(33)))
-    assert not kv.reset_prefix_cache()
+    kv.forget_all(right=True)
+    kv.check([lease])
     kv.close(lease)
-    assert kv.reset_prefix_cache()
     assert start(kv, list(range(33)))[1] == 0
 
 

@@ -47,6 +47,18 @@ def test_every_fact_in_the_root_separates(other):
     assert chain_root(*other) != chain_root("model", "", ())
 
 
+def test_one_name_is_a_salt_an_adapter_and_a_model_without_being_taken_for_another():
+    name = "tenant"
+    facts = [
+        ("model", name, ()),
+        (name, "", ()),
+        *(("model", "", [(domain, name.encode())]) for domain in ("adapter", "salt", "model")),
+        ("model", "", [(name, b"")]),
+        ("model", "", ()),
+    ]
+    assert len({chain_root(*each) for each in facts}) == len(facts)
+
+
 def test_values_cannot_spell_other_facts():
     assert chain_root("m", "ab", [("c", b"d")]) != chain_root("m", "a", [("bc", b"d")])
 

@@ -24,13 +24,20 @@ class Tier:
     def __init__(self) -> None:
         self.held: set[tuple[int, bytes]] = set()
         self.evicted: list[tuple[int, bytes, int]] = []
+        self.distrusted: list[tuple[int, bytes, int]] = []
+        self.ranges: list[tuple[int, int]] = []
+        """Of each offer: leading tokens offered before it, and behind it."""
 
     def holds(self, group: int, key: bytes) -> bool:
         return (group, key) in self.held
 
-    def store(self, group: int, key: bytes, block: int) -> None:
-        self.held.add((group, key))
-        self.evicted.append((group, key, block))
+    def offered(self, lease: Lease, tokens: Any, start: int) -> None:
+        self.ranges.append((start, lease.offered))
+
+    def forgotten(self, group: int, key: bytes, block: int, right: bool) -> None:
+        if right:
+            self.held.add((group, key))
+        (self.evicted if right else self.distrusted).append((group, key, block))
 
 
 def make(*specs: Any, num_blocks: int = 32) -> tuple[KVManager, Tier]:
@@ -40,13 +47,13 @@ def make(*specs: Any, num_blocks: int = 32) -> tuple[KVManager, Tier]:
     )
     kv, tier = KVManager(layout, identity="x"), Tier()
     kv.add_tier(tier.holds)
-    kv.watch_evictions(tier.store)
+    kv.watch(tier.offered, tier.forgotten)
     return kv, tier
 
 
-def start(kv: KVManager, tokens: list[int]) -> tuple[Lease, int, int]:
+def start(kv: KVManager, tokens: list[int], **facts: Any) -> tuple[Lease, int, int]:
     """Return the lease of an admitted request, the tokens found for it, and those of them that the cache itself has."""
-    lease = kv.open()
+    lease = kv.open(**facts)
     hit = kv.find(lease, tokens, len(tokens) - 1)
     assert kv.admit(lease, hit, hit.num_tokens, len(tokens), len(tokens), len(tokens))
     kv.commit(lease, tokens, len(tokens))
@@ -72,6 +79,20 @@ def test_what_is_evicted_is_told_and_found_again_in_the_tier() -> None:
     assert [load.key for load in lease.loads] == lease.keys[:4]
     assert [load.block for load in lease.loads] == lease.tables[0][:4]
     kv.check([lease])
+
+
+@pytest.mark.parametrize("others", [{"salt": "other"}, {"extras": (("adapter", b"tenant"),)}, {}])
+def test_a_tier_is_asked_by_the_whole_identity(others: dict[str, Any]) -> None:
+    """What the tier keeps of one tenant's prompt is not found by another who sends the same tokens."""
+    kv, tier = make(FULL, num_blocks=8)
+    first, _, _ = start(kv, list(range(17)), salt="tenant")
+    kv.close(first)
+    spill(kv, 8)
+    assert len(tier.held) >= 4
+    other, found, _ = start(kv, list(range(17)), **others)
+    assert found == 0
+    kv.close(other)
+    assert start(kv, list(range(17)), salt="tenant")[1] == 16
 
 
 def test_the_cache_and_the_tier_together_hold_a_prefix() -> None:
@@ -195,3 +216,35 @@ def test_blocks_that_are_found_are_not_taken_for_what_is_loaded(num_blocks: int)
         assert lease.tables[0][:2] == tables[:2]
         assert keys[:2] == lease.keys[:2]
         kv.check([lease])
+
+
+def test_watchers_are_told_of_every_offer_and_of_everything_forgotten() -> None:
+    kv, tier = make(FULL, num_blocks=8)
+    tokens = list(range(17))
+    lease, _, _ = start(kv, tokens)
+    assert tier.ranges == [(0, 16)]
+    kv.commit(lease, tokens, 17)
+    assert len(tier.ranges) == 1  # nothing more is full
+    kv.forget_all(right=False)
+    assert {(key, block) for _, key, block in tier.distrusted} == set(zip(lease.keys, lease.tables[0], strict=False))
+    kv.close(lease)
+    start(kv, tokens)
+    kv.forget_all(right=True)
+    assert len(tier.evicted) == 4
+    assert {block for _, _, block in tier.evicted}.isdisjoint({0})
+
+
+def test_blocks_that_are_held_stay_until_the_lease_is_closed() -> None:
+    kv, _ = make(FULL, num_blocks=8)
+    tokens = list(range(17))
+    lease, _, _ = start(kv, tokens)
+    table = list(lease.tables[0][:2])
+    held = kv.hold([table])
+    kv.close(lease)
+    spill(kv, 6)
+    assert [kv.pools[0].find(0).get(key) for key in lease.keys[:2]] == table
+    kv.check([held])
+    kv.close(held)
+    kv.check([])
+    spill(kv, 8)
+    assert not kv.pools[0].find(0)

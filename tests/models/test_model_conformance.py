@@ -13,7 +13,7 @@ KINDS_HERE = ("models", "weight_loaders", "quant_methods", "op_impls", "tokenize
 def all_cases() -> list[Case]:
     registry = load_plan(make_plan([]))
     return [
-        Case(Subject(kind, registered.entry, registry.load(registered)), check)
+        Case(Subject(kind, registered.entry, registry.load(registered), builtin=True), check)
         for kind in KINDS_HERE
         for registered in registry.entries(kind)
         for check in checks(kind)

@@ -102,7 +102,7 @@ def test_a_hook_that_raises_is_named() -> None:
 
 def test_a_hook_that_returns_something_else_is_refused() -> None:
     assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return {'a': 1}")) == (
-        "plugin 'acme' (engine-acme 1.0) must return a list of Entry objects from its hook, not {'a': 1}. "
+        "plugin 'acme' (engine-acme 1.0) must return a list of Entry objects from its hook engine_models, not {'a': 1}. "
         "Leave it out with --plugins no:acme."
     )
 
@@ -126,7 +126,7 @@ def test_a_lifecycle_hook_that_returns_something_else_is_refused(hook: str, want
     with installed(f"{API}@hookimpl\ndef {hook}:\n    return 7"), pytest.raises(PluginError) as error:
         calls[hook.partition("(")[0]](load_plugins("acme"))
     assert str(error.value) == (
-        f"plugin 'acme' (engine-acme 1.0) must return {wanted} from its hook, not 7. "
+        f"plugin 'acme' (engine-acme 1.0) must return {wanted} from its hook {hook.partition('(')[0]}, not 7. "
         "Leave it out with --plugins no:acme."
     )
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +132,23 @@ def test_explain_takes_facts(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_fact_that_nobody_states_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "explain", "attention_backends", "--fact", "head_sise=80"]) == 2
+    said = capsys.readouterr().err
+    assert "--fact head_sise: nobody states such a fact; facts of attention_backends: alibi, " in said
+    assert "did you mean 'head_size'?" in said
+    assert main(["plugins", "explain", "tokenizers", "--fact", "device=cpu"]) == 2
+    assert "tokenizers are chosen without facts" in capsys.readouterr().err
+
+
 def test_explain_of_an_unknown_kind_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "explain", "attention_backend"]) == 2
     assert "did you mean 'attention_backends'?" in capsys.readouterr().err
 
 
 def test_check_passes_a_good_plugin(capsys: pytest.CaptureFixture[str]) -> None:
-    results = as_json(capsys, "plugins", "check", "acme")
+    with tmp_plugin(PLUGIN.replace(', when={"device": "cpu"}', ""), name="good") as path:
+        results = as_json(capsys, "plugins", "check", path)
     assert all(result["passed"] for result in results)
     assert "key is pure" in [result["check"] for result in results]
 
@@ -148,6 +158,15 @@ def test_check_fails_a_bad_plugin_with_what_to_change(capsys: pytest.CaptureFixt
         text = printed(capsys, "plugins", "check", path, status=1)
     assert "FAIL scheduling_policies:newest: key is a tuple of finite numbers" in text
     assert "return a tuple of numbers" in text
+    assert "The contract: Keys are compared with each other" in text
+
+
+def test_check_fails_an_entry_that_asks_for_a_fact_nobody_states(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "plugins", "check", "acme", status=1)
+    assert "when asks for 'device', which nobody states of scheduling_policies. Known: none" in text
+    backend = PLUGIN.replace("scheduling_policies", "op_impls").replace('"device"', '"devise"')
+    with tmp_plugin(backend, name="bad") as path:
+        assert "did you mean 'device'? Known: device, " in printed(capsys, "plugins", "check", path, status=1)
 
 
 def test_check_names_a_plugin_that_does_not_load(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,10 +177,35 @@ def test_check_names_a_plugin_that_does_not_load(capsys: pytest.CaptureFixture[s
 
 def test_lock_writes_what_plugins_lock_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lock = str(tmp_path / "engine-plugins.lock")
-    assert "plugins, digest" in printed(capsys, "plugins", "lock", "--output", lock)
+    assert "plugins with their files, digest" in printed(capsys, "plugins", "lock", "--output", lock)
     assert as_json(capsys, "--plugins-lock", lock, "plugins", "list")
     assert main(["--plugins-lock", lock, "--plugins", "no:acme", "plugins", "list"]) == 2
     assert "it holds plugin 'acme' (engine-acme 1.2), which is not loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda root: (root / "engine_acme.py").write_text("PLUGIN = 1"), "of engine-acme, engine_acme.py is edited"),
+        (lambda root: (root / "more" / "new.py").write_text(""), "of engine-acme, more/new.py is new"),
+        (lambda root: (root / "more" / "deep.py").unlink(), "of engine-acme, more/deep.py is missing"),
+    ],
+)
+def test_a_lock_refuses_edited_files_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: Callable[[Path], object], said: str
+) -> None:
+    lock = str(tmp_path / "lock")
+    with fake_dist("engine-acme", "1.2", {"acme": "engine_acme"}, {"engine_acme": PLUGIN}) as root:
+        (root / "more").mkdir()
+        (root / "more" / "__init__.py").write_text("")
+        (root / "more" / "deep.py").write_text("x = 1")
+        (root / "engine_acme-1.2.dist-info" / "top_level.txt").write_text("engine_acme\nmore\n")
+        printed(capsys, "--plugins", "acme", "plugins", "lock", "--output", lock)
+        printed(capsys, "--plugins", "acme", "--plugins-lock", lock, "plugins", "list")
+        change(root)
+        assert main(["--plugins", "acme", "--plugins-lock", lock, "plugins", "list"]) == 2
+        error = capsys.readouterr().err
+        assert f"the plugins differ from the lock file {lock}: {said}." in error
 
 
 def test_list_imports_no_torch_and_is_fast() -> None:

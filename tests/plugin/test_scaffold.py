@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import core
 from core.cli.main import main
-from core.cli.plugins.scaffold import TEMPLATE, version_bounds, write_package
+from core.cli.plugins.scaffold import PUBLISHED, TEMPLATE, WRITTEN, version_bounds, write_package
 from core.errors import ConfigError
 from core.plugin import KINDS
 
@@ -20,14 +22,17 @@ def files(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
 
-def test_every_kind_has_a_template() -> None:
-    assert {folder.name for folder in (TEMPLATE / "kinds").iterdir()} == set(KINDS)
+def test_every_kind_and_every_joint_has_a_template() -> None:
+    assert {folder.name for folder in (TEMPLATE / "kinds").iterdir()} == set(WRITTEN)
+    assert set(WRITTEN) > set(KINDS)
 
 
 def test_the_package_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "engine-first-come"
     assert main(["plugins", "new", "first_come", "--kind", "scheduling_policies", "-o", str(folder)]) == 0
     assert files(folder) == {
+        ".github/workflows/test.yml",
+        "LICENSE",
         "README.md",
         "engine_first_come/__init__.py",
         "engine_first_come/plugin.py",
@@ -41,11 +46,16 @@ def test_the_package_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"-m pip install -e '{folder}[test]' && " in capsys.readouterr().out
 
 
-def test_the_dependency_on_the_engine_is_bound_and_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_nothing_is_fetched_under_a_name_that_may_be_a_strangers(tmp_path: Path) -> None:
     write_package("first_come", "scheduling_policies", tmp_path / "package")
-    text = (tmp_path / "package" / "pyproject.toml").read_text()
-    assert f'dependencies = ["core{version_bounds(core.__version__)}"]' in text
-    assert "Its name on the public index is another project's" in text
+    written = tomllib.loads((tmp_path / "package" / "pyproject.toml").read_text())
+    bounds = version_bounds(core.__version__)
+    assert written["project"]["dependencies"] == []
+    assert written["project"]["optional-dependencies"] == {"engine": [f"{PUBLISHED}{bounds}"], "test": ["pytest>=8"]}
+    assert written["tool"]["engine"]["requires"] == f"core{bounds}"
+
+
+def test_versions_are_bound_to_those_that_keep_the_promises() -> None:
     assert [version_bounds(version) for version in ("0.1.0", "0.9.3", "2.3")] == [
         ">=0.1,<0.2",
         ">=0.9,<0.10",
@@ -71,17 +81,17 @@ def test_the_printed_next_steps_run_as_they_stand(tmp_path: Path, capsys: pytest
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITTEN)
 def test_nothing_of_the_template_is_left(tmp_path: Path, kind: str) -> None:
     for file in write_package("some_name", kind, tmp_path / "package"):
         text = f"{file.relative_to(tmp_path)} {file.read_text()}"
         assert "acme" not in text.lower()
-        assert "KIND" not in text
+        assert not re.search("KIND|PUBLISHED|API_VERSION|VERSION_BOUNDS", text)
 
 
 def test_the_tests_of_every_generated_package_pass(tmp_path: Path) -> None:
-    folders = [tmp_path / f"engine-{kind}" for kind in KINDS]
-    for kind, folder in zip(KINDS, folders, strict=True):
+    folders = [tmp_path / f"engine-{kind}" for kind in WRITTEN]
+    for kind, folder in zip(WRITTEN, folders, strict=True):
         write_package(f"my_{kind}", kind, folder)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
@@ -110,4 +120,17 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 def test_an_unknown_kind_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "new", "acme", "--kind", "model"]) == 2
-    assert "unknown kind 'model'" in capsys.readouterr().err
+    assert "there is no kind 'model'" in (said := capsys.readouterr().err)
+    assert "did you mean 'models'?" in said
+
+
+def test_an_architecture_is_named_as_its_config_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "package"
+    arguments = ["plugins", "new", "nanochat", "--kind", "models", "--architecture", "NanoChatForCausalLM"]
+    assert main([*arguments, "-o", str(folder)]) == 0
+    assert (
+        'Entry("NanoChatForCausalLM", "engine_nanochat.model:spec"'
+        in (folder / "engine_nanochat/plugin.py").read_text()
+    )
+    assert main(["plugins", "new", "x", "--kind", "tokenizers", "--architecture", "X", "-o", str(tmp_path / "x")]) == 2
+    assert "for --kind models only" in capsys.readouterr().err

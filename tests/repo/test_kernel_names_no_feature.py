@@ -54,7 +54,7 @@ OTHER_MEANINGS: Final[Mapping[str, set[str]]] = {
     "engine/output.py": {"draft"},
     "scheduler/planning.py": {"draft"},
     # The names of kinds are in the list of kinds.
-    "plugin/kinds.py": {"grammar", "reasoning", "specul", "tool call"},
+    "plugin/kinds.py": {"connector", "grammar", "reasoning", "specul", "tool call"},
 }
 
 

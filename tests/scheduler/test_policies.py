@@ -6,17 +6,15 @@ import pytest
 
 from builtin_plugins.scheduling_policies import fcfs, priority
 from core.contracts import QueuedRequest
+from core.plugin.entry import Entry
+from core.testing.conformance import Subject
 from core.testing.conformance import scheduling_policies as suite
 
 CHECKS = [check for name, check in inspect.getmembers(suite, inspect.isfunction) if name.startswith("check_")]
 
 
-class Subject:
-    kind = "scheduling_policies"
-    entry = None
-
-    def __init__(self, target):
-        self.target = target
+def subject(policy):
+    return Subject("scheduling_policies", Entry("policy", policy, "a policy"), policy, builtin=True)
 
 
 class Unsteady:
@@ -41,14 +39,14 @@ class Texts:
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("policy", [fcfs.FirstCome, priority.Priority])
 def test_shipped_policies_conform(policy, check):
-    check(Subject(policy))
+    check(subject(policy))
 
 
 @pytest.mark.parametrize("policy", [Unsteady, Ragged, Texts])
 def test_the_suite_finds_policies_that_do_not(policy):
     def holds(check):
         try:
-            check(Subject(policy))
+            check(subject(policy))
         except AssertionError:
             return False
         return True

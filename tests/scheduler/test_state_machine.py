@@ -132,7 +132,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
-        free = self.engine.scheduler.kv_usage == 0
+        free = not any(request.lease.capacity for request in self.engine.scheduler._life.live.values())
         assert self.engine.scheduler.reset_prefix_cache() == free
 
     @precondition(lambda self: self.names)

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from patience import PATIENCE_S
 
+from builtin_plugins.metric_sinks.prometheus.system import resident_bytes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.servers.http import limits
@@ -152,6 +153,27 @@ def test_a_body_that_drips_is_refused():
                 time.sleep(0.1)
         with contextlib.suppress(ConnectionError):
             assert read_answer(connection)[0] == 408
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framing", [f"content-length: {1 << 30}", "transfer-encoding: chunked"])
+def test_a_body_of_a_gibibyte_is_refused_and_never_held(framing):
+    """Memory grows by twice the limit at most, though the client sends it all."""
+    part = b" " * (1 << 20)
+    sent = part if framing.startswith("content") else b"%x\r\n%b\r\n" % (len(part), part)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{framing}\r\n\r\n"
+    with Served() as served, served.connect() as connection:
+        served.complete()
+        before, most = resident_bytes(), 0
+        connection.sendall(head.encode())
+        with contextlib.suppress(ConnectionError):  # it need not be read to its end
+            for _ in range(1024):
+                connection.sendall(sent)
+                most = max(most, resident_bytes())
+        assert most - before < 2 * served.server.app.limits.request_bytes
+        with contextlib.suppress(ConnectionError):  # what was not read may take the answer with it
+            assert read_answer(connection)[0] == 413
+        assert served.complete().json()["choices"][0]["text"] == "hello"
 
 
 def test_a_head_that_does_not_end_is_refused():

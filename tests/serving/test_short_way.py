@@ -37,7 +37,7 @@ class Parts:
         self.must_wait = False
         self.written: list[bytes] = []
 
-    def write(self, data: bytes) -> None:
+    def write_soon(self, data: bytes) -> None:
         self.written.append(data)
 
 
@@ -61,7 +61,7 @@ def read(texts: str, parts: Parts | None, crowded: str = "") -> list[tuple[str, 
         state: dict[str, Any] = {}
         way = ShortWay(engine, Request({"type": "http", "state": state}))
         if parts is not None:
-            parts.write = lambda data: sent.append(("short", data))  # type: ignore[method-assign]
+            parts.write_soon = lambda data: sent.append(("short", data))  # type: ignore[method-assign]
         async for data in way.events("r", engine.outputs(texts), Encoder()):
             sent.append(("long", data))
             state["parts"] = parts

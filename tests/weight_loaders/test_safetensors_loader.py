@@ -95,3 +95,12 @@ def test_a_source_without_folder_is_refused() -> None:
 def test_total_bytes_are_those_of_the_files(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(4)}, tmp_path / "model.safetensors")
     assert loader(tmp_path).total_bytes() == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_large_tensors_come_first_and_all_others_in_the_order_of_their_bytes(tmp_path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    sizes = {"d": 50, "b": 400}
+    tensors = {name: torch.zeros(sizes.get(name, 10), dtype=torch.uint8) for name in names}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert [name for name, _ in loader(tmp_path).tensors()] == ["b", "d", "a", "c"]
+    assert [name for name, _ in loader(tmp_path).headers()] == names

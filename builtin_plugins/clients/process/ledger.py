@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from core.api import EngineRequest, RequestDelta
+from core.api import EngineRequest, RequestDelta, StepNews
 
 MOST_STRIKES: Final = 2
 """A request that was found to have killed the engine this often, in the same place, is not tried again ..."""
@@ -87,8 +87,17 @@ class Ledger:
             if request_id in self._debts:
                 self._debts[request_id].started = True
 
-    def take(self, deltas: Iterable[RequestDelta]) -> list[RequestDelta]:
+    def take(self, news: StepNews) -> StepNews:
         """Note what a step brought and return it, without what clients have already and what nobody waits for."""
+        debts = [debt for request_id in news.request_ids if (debt := self._debts.get(request_id)) is not None]
+        if news.counts or len(debts) < len(news.request_ids):
+            return StepNews(deltas=self._take(news))
+        for debt, token in zip(debts, news.token_ids, strict=True):
+            debt.token_ids.append(token)
+            debt.started = True
+        return StepNews(news.request_ids, news.token_ids, self._take(news.deltas))
+
+    def _take(self, deltas: Iterable[RequestDelta]) -> list[RequestDelta]:
         news = []
         for delta in deltas:
             debt = self._debts.get(delta.request_id)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from math import inf
 from typing import Any, Final
@@ -233,14 +233,14 @@ class Supervised:
 
     def _take(self, outputs: Outputs) -> None:
         with self._lock:
-            deltas = self._ledger.take(outputs.news)
-            if deltas:
+            news = self._ledger.take(outputs.news)
+            if news:
                 self._deaths_in_a_row = 0
-                self._judge(deltas)
+                self._judge(news)
         if outputs.stats is not None and self._listener.observe is not None:
             self._listener.observe(outputs.stats)
-        if deltas:
-            self._listener.deliver(StepNews(deltas=deltas))
+        if news:
+            self._listener.deliver(news)
 
     def _feel(self, message: Any) -> None:
         """Note a sign of life, or that there was none."""
@@ -360,7 +360,7 @@ class Supervised:
             else:
                 call()
 
-    def _judge(self, deltas: Sequence[RequestDelta]) -> None:
+    def _judge(self, deltas: Iterable[RequestDelta]) -> None:
         """Take the request on trial out of the engine again once it has got a token."""
         name = self._on_trial
         if name is None or not any(d.request_id == name and (d.token_ids or d.finish_reason) for d in deltas):

@@ -26,10 +26,10 @@ class Histogram:
         self._counts: Final = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, once or as often as it was seen."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def samples(self) -> Iterator[tuple[str, Mapping[str, str], float]]:
         """Yield (suffix, labels, value) as Prometheus wants them: buckets counted up."""

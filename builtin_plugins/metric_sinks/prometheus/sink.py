@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -85,8 +86,8 @@ class PrometheusSink:
     def tokens(self, stats: TokenStats) -> None:
         """Count what one step brought to clients."""
         self._generated.add(stats.generated_tokens)
-        for seconds in stats.inter_token_s:
-            self._between(seconds)
+        for seconds, times in Counter(stats.inter_token_s).items():  # sequences of one step waited alike, to the digit
+            self._between(seconds, times)
         for seconds in stats.first_token_s:
             self._first_token(seconds)
         if stats.prompt_tokens:

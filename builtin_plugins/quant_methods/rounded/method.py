@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,8 @@ from builtin_plugins.quant_methods.rounded.in_torch import TorchOps
 from core.api import EngineConfig, ExpertsMethod, LinearMethod, ModelError
 from core.contracts import EmbeddingMethod
 from core.nn.linear import PlainLinear
+
+log = logging.getLogger(__name__)
 
 GROUPS: Final = {8: 128, 4: 32}
 """Inputs that share a scale unless the user says otherwise: with few bits, small groups are what keeps errors small."""
@@ -33,6 +36,12 @@ class Rounded:
                 "rounds plain weights; it reads no others. Take the checkpoint that this one was made from."
             )
         library = load_library()
+        if library is None:
+            log.warning(
+                "%s: no kernel of this device multiplies by rounded weights; each product makes its weight plain first, and "
+                "one of a single row takes some 13 times as long as with a plain checkpoint",
+                self.name,
+            )
         make: Any = TorchOps if library is None else lambda bits, group: QuantizedOps(library, bits, group)
         group = config.options.get("quantization_group")
         self._ops = make(self.bits, group or GROUPS[self.bits])

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import EngineFields, OtherFields
+from builtin_plugins.routes.conversation.fields import MessageFields, OtherFields
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -106,11 +106,10 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: OutputFormat | None = None
 
 
-class CountFields(EngineFields, kw_only=True):
+class CountFields(MessageFields, kw_only=True):
     """What makes the prompt; body of `/v1/messages/count_tokens`."""
 
     messages: list[Message]
-    model: str | None = None
     system: str | list[TextBlock] = ""
     tools: list[Tool] = []
     tool_choice: ToolChoice | None = None

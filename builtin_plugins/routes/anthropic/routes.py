@@ -9,7 +9,8 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from builtin_plugins.routes.anthropic.fields import OTHERS, CountFields, MessagesFields
-from builtin_plugins.routes.anthropic.messages import Messages
+from builtin_plugins.routes.anthropic.messages import CountTokens, MessagesForm
+from builtin_plugins.routes.conversation.endpoint import MessageEndpoint
 from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
 from builtin_plugins.routes.schema import body_schema
@@ -35,18 +36,19 @@ class AnthropicRoutes:
         options = config.options
         self._engine = engine
         self._strict = bool(options.get("strict_fields"))
-        self._messages = Messages(
-            engine,
-            Conversations(engine, Formats.shared(engine, options)),
-            strict=self._strict,
+        conversations = Conversations(engine, Formats.shared(engine, options))
+        form = MessagesForm(
+            limits_thinking=conversations.limits_thinking,
             cached_details=bool(options.get("enable_prompt_tokens_details")),
         )
+        self._messages = MessageEndpoint(engine, conversations, form, strict=self._strict)
+        self._count = CountTokens(engine, conversations, strict=self._strict)
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""
         return [
-            Route("/v1/messages", self._messages.create, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self._messages.count_tokens, methods=["POST"]),
+            Route("/v1/messages", self._messages.answer, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._count.answer, methods=["POST"]),
         ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:

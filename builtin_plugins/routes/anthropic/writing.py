@@ -22,16 +22,17 @@ class MessageWriter(TypedWriter):
 
     def __init__(self, message_id: str, model: str, *, thoughts: str, cached_details: bool) -> None:
         """`thoughts`: `summarized` shows them, `omitted` only signs them, `` leaves them out."""
-        super().__init__()
-        self.message: dict[str, Any] = {
-            "id": message_id,
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-        }
+        super().__init__(
+            {
+                "id": message_id,
+                "type": "message",
+                "role": "assistant",
+                "model": model,
+                "content": [],
+                "stop_reason": None,
+                "stop_sequence": None,
+            }
+        )
         self._thoughts = thoughts
         self._cached_details = cached_details
 
@@ -39,8 +40,8 @@ class MessageWriter(TypedWriter):
         """Note what is new; yield the events that tell it."""
         match event:
             case Begun(prompt_tokens, cached_tokens):
-                self.message["usage"] = self._usage(prompt_tokens, cached_tokens, 0)
-                yield {"type": "message_start", "message": {**self.message, "content": []}}
+                self.answer["usage"] = self._usage(prompt_tokens, cached_tokens, 0)
+                yield {"type": "message_start", "message": {**self.answer, "content": []}}
                 yield {"type": "ping"}
             case Ended():
                 yield from self._end(event)
@@ -75,15 +76,15 @@ class MessageWriter(TypedWriter):
             yield self._delta({"type": f"{told}_delta", told: text})
 
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield {"type": "content_block_start", "index": len(self.message["content"]), "content_block": dict(block)}
-        self.message["content"].append(block)
+        yield {"type": "content_block_start", "index": len(self.answer["content"]), "content_block": dict(block)}
+        self.answer["content"].append(block)
         self._open, self._parts = block, []
         if block["type"] == "text":
             said = self._delta({"type": "text_delta", "text": ""})
             self._saying = event_with_text(said, "text", typed_event)
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": len(self.message["content"]) - 1, "delta": delta}
+        return {"type": "content_block_delta", "index": len(self.answer["content"]) - 1, "delta": delta}
 
     def _close(self, *, whole: bool = True) -> Iterator[dict[str, Any]]:
         """End the open block; a call that is not `whole` has no input that could be told."""
@@ -101,7 +102,7 @@ class MessageWriter(TypedWriter):
                 yield self._delta({"type": "signature_delta", "signature": block["signature"]})
             case "tool_use":
                 block["input"] = msgspec.json.decode(text) if whole else {}
-        yield {"type": "content_block_stop", "index": len(self.message["content"]) - 1}
+        yield {"type": "content_block_stop", "index": len(self.answer["content"]) - 1}
 
     def _end(self, ended: Ended) -> Iterator[dict[str, Any]]:
         yield from self._close()
@@ -113,7 +114,7 @@ class MessageWriter(TypedWriter):
         stop = {"stop_reason": reasons.get(ended.reason, "end_turn"), "stop_sequence": ended.stop}
         usage = self._usage(ended.prompt_tokens, ended.cached_tokens, ended.generated_tokens)
         usage["output_tokens_details"] = {"thinking_tokens": ended.reasoning_tokens}
-        self.message |= {**stop, "usage": usage}
+        self.answer.update({**stop, "usage": usage})
         yield {"type": "message_delta", "delta": stop, "usage": usage}
         yield {"type": "message_stop"}
 

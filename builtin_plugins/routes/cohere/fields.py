@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import EngineFields, OtherFields
+from builtin_plugins.routes.conversation.fields import MessageFields, OtherFields
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
@@ -92,11 +92,10 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: dict[str, Any] | None = None
 
 
-class ChatFields(EngineFields, kw_only=True):
+class ChatFields(MessageFields, kw_only=True):
     """Body of `/v2/chat`."""
 
     messages: list[Message]
-    model: str | None = None
     stream: bool = False
     tools: list[Tool] = []
     tool_choice: Literal["REQUIRED", "NONE"] | None = None

@@ -7,8 +7,9 @@ from typing import Any
 
 from starlette.routing import Route
 
-from builtin_plugins.routes.cohere.chat import Chat
+from builtin_plugins.routes.cohere.chat import ChatForm
 from builtin_plugins.routes.cohere.fields import OTHERS, ChatFields
+from builtin_plugins.routes.conversation.endpoint import MessageEndpoint
 from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
 from builtin_plugins.routes.schema import body_schema
@@ -24,16 +25,13 @@ class CohereRoutes:
         options = config.options
         self._engine = engine
         self._strict = bool(options.get("strict_fields"))
-        self._chat = Chat(
-            engine,
-            Conversations(engine, Formats.shared(engine, options)),
-            strict=self._strict,
-            cached_details=bool(options.get("enable_prompt_tokens_details")),
-        )
+        form = ChatForm(cached_details=bool(options.get("enable_prompt_tokens_details")))
+        conversations = Conversations(engine, Formats.shared(engine, options))
+        self._chat = MessageEndpoint(engine, conversations, form, strict=self._strict)
 
     def routes(self) -> Sequence[Route]:
         """Return the route."""
-        return [Route(PATH, self._chat.create, methods=["POST"])]
+        return [Route(PATH, self._chat.answer, methods=["POST"])]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of the path's body."""

@@ -18,8 +18,7 @@ class ChatWriter(TypedWriter):
 
     def __init__(self, answer_id: str, *, thoughts: bool, cached_details: bool) -> None:
         """`thoughts`: whether they are shown."""
-        super().__init__()
-        self.answer: dict[str, Any] = {"id": answer_id, "finish_reason": None, "message": {"role": "assistant"}}
+        super().__init__({"id": answer_id, "finish_reason": None, "message": {"role": "assistant"}})
         self._thoughts = thoughts
         self._cached_details = cached_details
         self._scored: list[dict[str, Any]] = []
@@ -108,5 +107,5 @@ class ChatWriter(TypedWriter):
         usage: dict[str, Any] = {"billed_units": counts, "tokens": counts}
         if self._cached_details:
             usage["cached_tokens"] = ended.cached_tokens
-        self.answer |= {"finish_reason": reason, "usage": usage}
+        self.answer.update({"finish_reason": reason, "usage": usage})
         yield {"type": "message-end", "id": self.answer["id"], "delta": {"finish_reason": reason, "usage": usage}}

@@ -35,6 +35,14 @@ class EngineFields(msgspec.Struct, kw_only=True):
     """Arguments for plugins, handed to them as `SamplingParams.extra_args`."""
 
 
+class MessageFields(EngineFields, kw_only=True):
+    """What requests of protocols say that answer with one message."""
+
+    messages: list[Any]
+    """Of types that are the protocol's own."""
+    model: str | None = None
+
+
 def as_typed(error: InvalidRequest, typed: Mapping[str, str]) -> InvalidRequest:
     """Return a refusal that names the field as the client wrote it; `typed` has those names by the engine's."""
     for name, client_name in typed.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from builtin_plugins.routes.conversation.events import Event
 from builtin_plugins.routes.streams import typed_event
@@ -14,7 +14,9 @@ from core.api import TextPiece
 class TypedWriter(ABC):
     """Builds one answer from its events; yields what a stream tells of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer: Final = answer
+        """The answer so far; it has an `id`."""
         self._open: dict[str, Any] | None = None
         """A part of the answer that is told of."""
         self._parts: list[str] = []

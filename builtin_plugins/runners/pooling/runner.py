@@ -42,7 +42,7 @@ class Pooling:
 
         spec, registry = parts.spec.pooling, self._registry
         names = ("all",) if spec.late else spec.poolers
-        made = [registry.make(registry.choose("poolers", name)) for name in (*names, spec.token_pooler)]
+        made = [registry.make(registry.choose("poolers", name), parts.config) for name in (*names, spec.token_pooler)]
         return PoolingStage(parts, made[:-1], made[-1])
 
     def admit(self, info: PoolingInfo | None, params: Any) -> tuple[PoolingParams, SamplingParams]:

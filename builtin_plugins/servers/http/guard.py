@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from builtin_plugins.servers.http.door import Door, Passage
 from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, describe
 from builtin_plugins.servers.http.limits import Limits
-from builtin_plugins.servers.http.parts import parts
+from builtin_plugins.servers.http.parts import Outbox, Parts, parts
 from builtin_plugins.servers.http.turnstile import Turnstile
 from core.api import HttpStats, ServerActivity
 from core.text.places import Places
@@ -53,6 +53,7 @@ class Guard:
         self._turnstile = Turnstile()
         self._reading = Places(1)
         """For the one request whose large body is being parsed."""
+        self._outbox = Outbox()
         self._public = frozenset(public_paths)
         self._request_id_headers = request_id_headers
         self._template_of = template_of
@@ -75,7 +76,7 @@ class Guard:
             return
         started_s = time.perf_counter()
         template = self._template_of(scope["path"])
-        answer = _Answer(scope, send, self._headers(scope), self._error_forms.get(template))
+        answer = _Answer(scope, send, self._headers(scope), self._outbox, self._error_forms.get(template))
         passage = self._door.enter(self._name(scope))
         scope["state"]["handed_over"] = passage.leave
         scope["state"]["reading"] = self._reading
@@ -169,10 +170,17 @@ class _Answer:
     """Watches what a route sends, so that an error can still be told in the right form."""
 
     def __init__(
-        self, scope: Scope, send: Send, headers: list[tuple[bytes, bytes]], error_form: Form | None = None
+        self,
+        scope: Scope,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        outbox: Outbox,
+        error_form: Form | None = None,
     ) -> None:
         self._scope = scope
         self._send = send
+        self._outbox = outbox
+        self._parts: Parts | None = None
         self._error_form = error_form
         self._headers = headers
         self._started = self._ended = self._streams_events = False
@@ -191,9 +199,11 @@ class _Answer:
             )
             message = {**message, "headers": [*headers, *self._headers]}
             if self._streams_events:
-                self._scope["state"]["parts"] = parts(self._scope, self._send)
-        elif message["type"] == "http.response.body" and not message.get("more_body"):
-            self._ended = True
+                self._parts = self._scope["state"]["parts"] = parts(self._scope, self._send, self._outbox)
+        elif message["type"] == "http.response.body":
+            if self._parts is not None:
+                self._parts.flush()
+            self._ended = not message.get("more_body")
         await self._send(message)
 
     async def fail(self, answer: ErrorAnswer) -> None:

@@ -1,7 +1,8 @@
 """Streams a checkpoint's safetensors files as memory-mapped tensors: nothing is copied before it is used.
 
 A tensor that the model keeps stays part of the file; one that was copied gives its pages back at once. So loading
-takes the model's own memory and little more, while the system already reads what comes next.
+takes the model's own memory and little more, while the system already reads what comes next. While one tensor is copied it is
+there twice, so large ones come first, when little else is there: files of packed integers have the embedding at their end.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 AHEAD_BYTES: Final = 1 << 28
 """What the system is asked to read before it is needed; it stays outside of this process."""
+LARGE: Final = 10
+"""A tensor that is more than such a part of its file is large."""
 POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for every few."""
 _UNSAFE: Final = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class SafetensorsLoader:
-    """The tensors of one checkpoint folder, file by file in the order of their bytes."""
+    """The tensors of one checkpoint folder, file by file: large ones, then all others in the order of their bytes."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
         del config  # the source says where the files are
@@ -119,13 +122,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _mapped(path: Path, stored: list[Stored]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of one file, which is mapped as long as one of them lives."""
-    asked = 0
+    asked, large = -AHEAD_BYTES, sum(tensor.num_bytes for tensor in stored) // LARGE
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        for tensor in stored:
-            if tensor.start + AHEAD_BYTES // 2 >= asked:
-                asked = tensor.start + AHEAD_BYTES
-                _expect(file.fileno(), tensor.start)
+        for tensor in sorted(stored, key=lambda tensor: -max(tensor.num_bytes, large)):
+            if not asked <= tensor.start < asked + AHEAD_BYTES // 2:
+                asked = tensor.start
+                _expect(file.fileno(), asked)
             yield tensor.name, _view(whole, tensor)
 
 

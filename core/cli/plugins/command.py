@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from core.cli.plugins.doctor import explain, kind_called, platform_facts, standings
+from core.cli.plugins.doctor import check_facts, explain, kind_called, platform_facts, standings
 from core.cli.plugins.lock import write_lock
-from core.cli.plugins.scaffold import next_steps, write_package
+from core.cli.plugins.scaffold import WRITTEN, next_steps, write_package
 from core.cli.reference.hooks import USES
 from core.errors import ConfigError
 from core.plugin import KINDS, load_plan, make_plan
@@ -58,7 +58,10 @@ class PluginsCommand:
         one.add_argument("-o", "--output", default=LOCK_FILE, metavar="FILE", help=f"default: {LOCK_FILE}")
         one = actions.add_parser("new", help="write a package for a new plugin, with tests that pass")
         one.add_argument("name", help="name of the plugin, such as acme")
-        one.add_argument("--kind", required=True, help=", ".join(KINDS))
+        one.add_argument("--kind", required=True, help=", ".join(WRITTEN))
+        one.add_argument(
+            "--architecture", metavar="NAME", help="of a model, as in its config.json; default: NameForCausalLM"
+        )
         one.add_argument("-o", "--output", metavar="DIR", help="default: ./engine-NAME")
 
     def run(self, context: CommandContext) -> int:
@@ -100,6 +103,7 @@ class PluginsCommand:
     def _explain(self, context: CommandContext) -> int:
         kind = kind_called(context.args.kind).name
         given = dict(_fact(text) for text in context.args.fact)
+        check_facts(context.registry, kind, given)
         facts = {} if kind == "platforms" else platform_facts(context.registry)
         facts |= given
         verdicts = explain(context.registry, kind, facts)
@@ -125,20 +129,20 @@ class PluginsCommand:
         for result in results:
             print(f"{'ok  ' if result.passed else 'FAIL'} {result.subject}: {result.check}")
             if result.error:
-                print(f"     {result.error}")
+                print(f"     {result.error}" + (f"\n     The contract: {result.sentence}" if result.sentence else ""))
         print(f"{len(results)} checks, {len(failed)} failed")
         return 1 if failed else 0
 
     def _lock(self, context: CommandContext) -> int:
         plan = make_plan(context.config.plugins.plugins)
         Path(context.args.output).write_bytes(write_lock(plan))
-        print(f"{context.args.output}: {len(plan.plugins)} plugins, digest {plan.digest[:16]}")
+        print(f"{context.args.output}: {len(plan.plugins)} plugins with their files, digest {plan.digest[:16]}")
         return 0
 
     def _new(self, context: CommandContext) -> int:
-        name, kind = context.args.name, kind_called(context.args.kind).name
+        name, kind, architecture = context.args.name, context.args.kind, context.args.architecture
         folder = Path(context.args.output or f"engine-{name.replace('_', '-')}")
-        for file in write_package(name, kind, folder):
+        for file in write_package(name, kind, folder, architecture):
             print(file)
         print(f"Next: {next_steps(name, folder)}")
         return 0

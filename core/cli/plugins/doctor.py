@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from core.contracts.facts import FACTS
 from core.errors import ConfigError, PluginError, did_you_mean
 from core.plugin.discovery import discover, is_absent, module_file
 from core.plugin.kinds import KINDS
@@ -103,6 +104,16 @@ def platform_facts(registry: Registry) -> dict[str, Any]:
         if platform.is_available():
             return dict(platform.facts())
     return {}
+
+
+def check_facts(registry: Registry, kind: str, given: Iterable[str]) -> None:
+    """Raise `ConfigError` for a fact that neither the engine nor a loaded platform states and no entry of the kind wants."""
+    wanted = {name for registered in registry.entries(kind) for name in registered.entry.when}
+    known = sorted({*FACTS.get(kind, ()), *(platform_facts(registry) if kind in FACTS else ()), *wanted})
+    for name in given:
+        if name not in known:
+            listed = f"facts of {kind}: {', '.join(known)}" if known else f"{kind} are chosen without facts"
+            raise ConfigError(f"--fact {name}: nobody states such a fact; {listed}{did_you_mean(name, known)}")
 
 
 def explain(registry: Registry, kind: str, facts: Mapping[str, Any]) -> list[Verdict]:

@@ -10,31 +10,52 @@ from pathlib import Path
 from typing import Final
 
 import core
-from core.errors import ConfigError
+from core.errors import ConfigError, did_you_mean
+from core.plugin.entry import API_VERSION
 from core.plugin.kinds import KINDS
+from core.testing.conformance.joints import JOINTS
 
 TEMPLATE: Final = Path(__file__).parent / "template"
 PLACE: Final = "acme"
 """Stands in the template for the plugin's name, `Acme` for its class."""
+PUBLISHED: Final = "core-inference-engine"
+"""The engine's name on the public index, where `core` may be a stranger's; whoever publishes it writes this in
+`pyproject.toml`, and in `core.plugin.discovery.CORE`."""
+WRITTEN: Final = {**KINDS, **JOINTS}
+"""What a package can be written for."""
 
 
-def write_package(name: str, kind: str, folder: Path) -> list[Path]:
+def write_package(name: str, kind: str, folder: Path, architecture: str | None = None) -> list[Path]:
     """Write the package `engine-NAME` into `folder` and return its files.
+
+    A model's `architecture` is spelt as in its config.json; without it, that is a guess from the plugin's name.
 
     Raises `ConfigError` for a name that cannot be a module's, and for a folder that holds something already.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ConfigError(f"{name!r} cannot be a plugin's name; use lower-case letters, digits and single underscores.")
-    if kind not in KINDS:
-        raise ConfigError(f"there is no kind {kind!r}; kinds: {', '.join(KINDS)}.")
+    if kind not in WRITTEN:
+        raise ConfigError(f"there is no kind {kind!r}; kinds: {', '.join(WRITTEN)}{did_you_mean(kind, WRITTEN)}")
+    if architecture is not None and (kind != "models" or not architecture.isidentifier()):
+        raise ConfigError(
+            f"--architecture {architecture!r} is the name of a model in config.json, for --kind models only."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; give another folder with --output, nothing is written over.")
     written = []
     for source, place in _files(kind):
         file = folder / _renamed(place, name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text().replace("KIND_NAME", kind).replace("KIND", KINDS[kind].noun)
-        text = text.replace("VERSION_BOUNDS", version_bounds(core.__version__))
+        text = source.read_text()
+        for place_holder, value in (
+            ("KIND_NAME", kind),
+            ("KIND", WRITTEN[kind].noun),
+            ("VERSION_BOUNDS", version_bounds(core.__version__)),
+            ("API_VERSION", str(API_VERSION)),
+            ("PUBLISHED", PUBLISHED),
+            ("AcmeForCausalLM", architecture or "AcmeForCausalLM"),
+        ):
+            text = text.replace(place_holder, value)
         file.write_text(_renamed(text, name))
         written.append(file)
     return sorted(written)
@@ -61,7 +82,8 @@ def _files(kind: str) -> Iterator[tuple[Path, str]]:
     for base, prefix in ((package, ""), (TEMPLATE / "kinds" / kind, "engine_acme/")):
         for file in sorted(base.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
-                yield file, prefix + file.relative_to(base).as_posix()
+                place = prefix + file.relative_to(base).as_posix()
+                yield file, f".{place}" if place.startswith("github/") else place  # wheels leave hidden folders out
 
 
 def _renamed(text: str, name: str) -> str:

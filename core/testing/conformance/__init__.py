@@ -1,6 +1,6 @@
 """What every entry of a kind must keep, as checks that a plugin's author and our own tests run alike.
 
-Each kind has a module here with functions `check_<statement>(subject)` that raise AssertionError with a text that
+Each kind, and each joint that is no kind, has a module here with functions `check_<statement>(subject)` that raise AssertionError with a text that
 says what to change; the checks in `contract` hold for all kinds. Needs no pytest.
 """
 
@@ -17,10 +17,11 @@ from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.errors import EngineError
 from core.plugin import KINDS, load_plan, make_plan
+from core.plugin.entry import Entry
+from core.testing.conformance.joints import JOINTS, joints
 
 if TYPE_CHECKING:
     from core.plugin import Registered, Registry
-    from core.plugin.entry import Entry
 
 Check = Callable[["Subject"], None]
 
@@ -35,6 +36,10 @@ class Subject:
     """What the entry stands for, imported."""
     config: EngineConfig = field(default_factory=EngineConfig)
     """What it is made with: every value a default, those of its plugin's own options included."""
+    registry: Registry | None = None
+    """The plugins that were loaded with it."""
+    builtin: bool = False
+    """True: the engine's own, whose examples are tests of ours and need not stand in its module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class CheckResult:
     """The statement, as words."""
     error: str | None = None
     """What is wrong; None when the check passed."""
+    sentence: str = ""
+    """The contract's, which the check holds the subject to."""
 
     @property
     def passed(self) -> bool:
@@ -65,12 +72,14 @@ class Case:
         self.check(self.subject)
 
     def __str__(self) -> str:
-        return f"{self.subject.kind}:{self.subject.entry.name}-{_statement(self.check)}"
+        return f"{self.subject.kind}:{self.subject.entry.name}-{statement(self.check)}"
 
 
 def checks(kind: str) -> list[Check]:
-    """Return the checks of a kind, those for all kinds first."""
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in ("contract", kind)]
+    """Return the checks of a kind, those for all kinds first; or those of a joint."""
+    modules = [
+        importlib.import_module(f"{__name__}.{name}") for name in (*(["contract"] if kind in KINDS else []), kind)
+    ]
     return [
         value
         for module in modules
@@ -83,12 +92,13 @@ def cases(*selection: str) -> list[Case]:
     """Return every check of every entry of the selected plugins, loaded alone: `cases("./my_plugin.py")`."""
     registry = load_plan(make_plan(["none", *selection]))
     config = config_from_kwargs({}, registry.options())
-    return [
-        Case(subject, check)
+    subjects = [
+        Subject(
+            registered.kind, registered.entry, registry.load(registered), config, registry, registered.plugin.builtin
+        )
         for registered in entries_of_named_plugins(registry)
-        for subject in [Subject(registered.kind, registered.entry, registry.load(registered), config)]
-        for check in checks(subject.kind)
     ]
+    return [Case(subject, check) for subject in [*subjects, *_joints(registry)] for check in checks(subject.kind)]
 
 
 def run(subject: Subject) -> list[CheckResult]:
@@ -115,7 +125,11 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
         except EngineError as error:
             yield CheckResult(registered.label, "target can be imported", str(error))
         else:
-            yield from run(Subject(registered.kind, registered.entry, target, config))
+            yield from run(
+                Subject(registered.kind, registered.entry, target, config, registry, registered.plugin.builtin)
+            )
+    for subject in _joints(registry):
+        yield from run(subject)
 
 
 def entries_of_named_plugins(registry: Registry) -> list[Registered]:
@@ -123,17 +137,32 @@ def entries_of_named_plugins(registry: Registry) -> list[Registered]:
     return [r for kind in KINDS for r in registry.entries(kind) if r.plugin.named]
 
 
+def _joints(registry: Registry) -> Iterator[Subject]:
+    """Yield what named plugins bring at joints that are no kinds."""
+    for ref in registry.plan.plugins:
+        for name, joint in joints(registry, ref) if ref.named else ():
+            yield Subject(
+                name, Entry(ref.name, joint.given, JOINTS[name].noun), joint, joint.config, registry, ref.builtin
+            )
+
+
 def _run(case: Case) -> CheckResult:
-    label, statement = f"{case.subject.kind}:{case.subject.entry.name}", _statement(case.check)
+    label, check = f"{case.subject.kind}:{case.subject.entry.name}", case.check
     try:
         case()
     except AssertionError as error:
-        return CheckResult(label, statement, str(error))
+        return CheckResult(label, statement(check), str(error), sentence(check))
     except Exception as error:  # noqa: BLE001 - the code under test may raise anything; it becomes the check's outcome
-        return CheckResult(label, statement, f"raised {type(error).__name__}: {error}")
-    return CheckResult(label, statement)
+        return CheckResult(label, statement(check), f"raised {type(error).__name__}: {error}", sentence(check))
+    return CheckResult(label, statement(check), sentence=sentence(check))
 
 
-def _statement(check: Check) -> str:
+def sentence(check: object) -> str:
+    """Return the sentence of the contract that a check holds its subject to."""
+    return " ".join((inspect.getdoc(check) or "").split())
+
+
+def statement(check: object) -> str:
+    """Return what a check states, as words."""
     name: str = getattr(check, "__name__", "check")
     return name.removeprefix("check_").replace("_", " ")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from core.contracts import AttentionParams
+from core.contracts.construct import construct
 from core.plugin.fit import why_not
 from core.spec.kv import FullAttention, LatentKeys
 from core.testing.attention_oracle import CrossSequences, PagedSequences
@@ -124,7 +125,7 @@ def check_keeps_its_inputs(subject: Subject) -> None:
 
 
 def _make(subject: Subject) -> AttentionBackend:
-    made: AttentionBackend = subject.target()
+    made: AttentionBackend = construct(subject.target, subject.config)
     return made
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import InvalidRequest
 from core.testing.byte_tokenizer import ByteTokenizer
+from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -26,9 +27,19 @@ def _renderer(subject: Subject) -> Any:
 
 def check_shows_the_messages_text(subject: Subject) -> None:
     """The prompt holds the message's text unchanged: nothing is escaped."""
-    prompt = _renderer(subject).render(_MESSAGES)
+    prompt = _renderer(subject).render(copy.deepcopy(_MESSAGES))
     assert isinstance(prompt, str), f"{subject.entry.name}: render returned {type(prompt).__name__}, not a text."
     assert "hello <there> é" in prompt, f"{subject.entry.name}: the message's text is not in {prompt!r}."
+
+
+def check_examples_are_rendered_as_they_say(subject: Subject) -> None:
+    """Messages, keywords of `render`, and the prompt."""
+    form = 'EXAMPLES = [([{"role": "user", "content": "Hi"}], {}, "user: Hi\\nassistant: ")]'
+    for messages, keywords, prompt in examples(subject, form):
+        found = _renderer(subject).render(messages, **keywords)
+        assert found == prompt, (
+            f"{subject.entry.name}: {messages} is rendered as {found!r}, its example says {prompt!r}."
+        )
 
 
 def check_is_a_pure_function(subject: Subject) -> None:
@@ -41,7 +52,7 @@ def check_is_a_pure_function(subject: Subject) -> None:
 
 def check_goes_on_from_the_final_message(subject: Subject) -> None:
     """A continued final message ends the prompt, with no end mark behind it."""
-    messages = [*_MESSAGES, {"role": "assistant", "content": "I was say"}]
+    messages = [*copy.deepcopy(_MESSAGES), {"role": "assistant", "content": "I was say"}]
     prompt = _renderer(subject).render(messages, add_generation_prompt=False, continue_final_message=True)
     assert prompt.endswith("I was say"), f"{subject.entry.name}: the prompt ends with {prompt[-40:]!r}."
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core import contracts
+from core.contracts.facts import FACTS
+from core.errors import did_you_mean
 from core.plugin import KINDS
+from core.testing.conformance.signatures import assert_takes
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -19,6 +22,18 @@ def check_summary_is_one_line(subject: Subject) -> None:
     assert summary.strip(), f"{subject.entry.name}: the summary is empty; say in one line what the entry does."
     assert "\n" not in summary, f"{subject.entry.name}: the summary has several lines; keep the first."
     assert len(summary) <= 120, f"{subject.entry.name}: the summary has {len(summary)} characters; use at most 120."
+
+
+def check_facts_it_asks_for_are_stated(subject: Subject) -> None:
+    """An entry whose `when` names a fact that nobody states never fits."""
+    known = FACTS.get(subject.kind, {})
+    if subject.entry.requires:
+        return  # what it requires may be another's platform, which states more
+    for name in subject.entry.when:
+        assert name in known, (
+            f"{subject.entry.name}: when asks for {name!r}, which nobody states of {subject.kind}"
+            f"{did_you_mean(name, known) or '.'} Known: {', '.join(known) or 'none, they are chosen without facts'}."
+        )
 
 
 def check_target_is_what_the_contract_says(subject: Subject) -> None:
@@ -41,20 +56,4 @@ def check_has_the_methods_of_its_contract(subject: Subject) -> None:
             continue
         given = getattr(subject.target, name, None)
         assert callable(given), f"{subject.target.__name__} has no method {name}; {contract.__name__} asks for it."
-        _assert_takes(subject.target, name, asked)
-
-
-def _assert_takes(target: type, name: str, asked: Any) -> None:
-    """Bind the contract's own arguments to the given method."""
-    own = list(inspect.signature(asked).parameters.values())[1:]
-    keywords = {p.name: None for p in own if p.kind is p.KEYWORD_ONLY}
-    static = isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod))
-    positional = [None] * (len(own) - len(keywords) + (0 if static else 1))
-    given = inspect.signature(getattr(target, name))
-    try:
-        given.bind(*positional, **keywords)
-    except TypeError as error:
-        raise AssertionError(
-            f"{target.__name__}.{name}({', '.join(given.parameters)}) cannot be called as the contract's "
-            f"{name}({', '.join(p.name for p in own)}): {error}."
-        ) from error
+        assert_takes(subject.target, name, asked)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from core.contracts import SamplerContext, SampleRows
+from core.contracts.construct import construct
+from core.testing.conformance.examples import examples
 from core.testing.no_readback import ReadBack, no_readback
 from core.types import SamplingParams
 
@@ -51,7 +54,7 @@ def check_says_whether_it_changes_the_best_token(subject: Subject) -> None:
 def check_default_requests_do_without_it(subject: Subject) -> None:
     """A request that set none of its fields costs nothing."""
     if subject.target.params:
-        wanted = subject.target(_CONTEXT).wants(SamplingParams())
+        wanted = _make(subject).wants(SamplingParams())
         assert not wanted, f"{subject.entry.name}: wants() a request with default parameters; look at its own fields."
 
 
@@ -62,6 +65,36 @@ def check_apply_returns_logits(subject: Subject) -> None:
         assert out.shape == (len(_HISTORIES), _CONTEXT.vocab_size), f"{subject.entry.name}: shape {tuple(out.shape)}."
         assert out.dtype is torch.float32, f"{subject.entry.name}: logits become {out.dtype}; keep float32."
         assert not out.isnan().any(), f"{subject.entry.name}: finite logits become NaN."
+
+
+def check_examples_become_what_they_say(subject: Subject) -> None:
+    """Parameters, tokens so far, logits before and after; the vocabulary is as large as they are long."""
+    form = 'EXAMPLES = [({"extra_args": {"acme": [1]}}, [0, 2], [0.0, 1.0, 2.0], [0.0, -inf, 2.0])]'
+    for keywords, tokens, before, after in examples(subject, form):
+        context = replace(_CONTEXT, vocab_size=len(before))
+        processor = construct(subject.target, context, subject.config)
+        sampling = SamplingParams(max_tokens=20, **keywords)
+        assert processor.wants(sampling), f"{subject.entry.name}: wants() says no to its own example {keywords}."
+        processor.added(1, sampling, tokens, 1)
+        found = processor.apply(torch.tensor([before], dtype=torch.float32), _rows([1], [tokens], [1]))[0]
+        same = torch.allclose(found, torch.tensor(after, dtype=torch.float32), atol=1e-5)
+        assert same, f"{subject.entry.name}: {before} becomes {found.tolist()}, its example says {after}."
+
+
+def check_examples_in_one_batch_stay_apart(subject: Subject) -> None:
+    """Rows that ask for different things get, together, what each gets alone."""
+    stated = examples(subject, "")
+    together = [each for each in stated if len(each[2]) == len(stated[0][2])]
+    if not together:
+        return
+    context = replace(_CONTEXT, vocab_size=len(stated[0][2]), max_num_seqs=len(together))
+    processor, rows = construct(subject.target, context, subject.config), list(range(len(together)))[::-1]
+    for row, (keywords, tokens, _, _) in zip(rows, together, strict=True):
+        processor.added(row, SamplingParams(max_tokens=20, **keywords), tokens, 1)
+    before, after = (torch.tensor([each[side] for each in together], dtype=torch.float32) for side in (2, 3))
+    found = processor.apply(before, _rows(rows, [each[1] for each in together], [1] * len(together)))
+    same = torch.allclose(found, after, atol=1e-5)
+    assert same, f"{subject.entry.name}: its examples in one batch become {found.tolist()}, not {after.tolist()}."
 
 
 def check_apply_reads_nothing_back(subject: Subject) -> None:
@@ -88,7 +121,7 @@ def check_rows_do_not_influence_each_other(subject: Subject) -> None:
 def check_state_follows_from_the_tokens(subject: Subject) -> None:
     """After preemption `added` comes again with the tokens so far, and must bring the same state."""
     for sampling in _examples(subject):
-        steady, resumed = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        steady, resumed = _make(subject), _make(subject)
         tokens, prompt_len = _HISTORIES[3], _PROMPT_LENS[3]
         steady.added(2, sampling, tokens[:prompt_len], prompt_len)
         for length in range(prompt_len, len(tokens) + 1):
@@ -106,7 +139,7 @@ def check_points_of_a_row_are_served_alike(subject: Subject) -> None:
     for sampling in _examples(subject):
         tokens, prompt_len = _HISTORIES[3], _PROMPT_LENS[3]
         lengths = range(prompt_len, len(tokens) + 1)
-        together, alone = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        together, alone = _make(subject), _make(subject)
         for processor in (together, alone):
             processor.added(2, sampling, tokens[:prompt_len], prompt_len)
         each = [alone.apply(_logits([3]), _rows([2], [tokens[:length]], [prompt_len])) for length in lengths]
@@ -129,7 +162,7 @@ def check_points_of_a_row_are_served_alike(subject: Subject) -> None:
 def check_a_row_given_away_is_forgotten(subject: Subject) -> None:
     """The next request of a row starts from nothing."""
     for sampling in _examples(subject):
-        fresh, used = subject.target(_CONTEXT), subject.target(_CONTEXT)
+        fresh, used = _make(subject), _make(subject)
         used.added(2, sampling, _HISTORIES[1], _PROMPT_LENS[1])
         used.apply(_logits([1]), _rows([2], [_HISTORIES[1]], [_PROMPT_LENS[1]]))
         used.removed(2)
@@ -145,9 +178,17 @@ def check_an_invariant_processor_keeps_the_best_token(subject: Subject) -> None:
     if not subject.target.argmax_invariant:
         return
     for sampling in _examples(subject):
-        indices = range(len(_HISTORIES))
-        same = torch.equal(_applied(subject, sampling, indices).argmax(-1), _logits(indices).argmax(-1))
-        assert same, f"{subject.entry.name}: changes the best token; set argmax_invariant = False."
+        processor = _make(subject)
+        processor.added(2, sampling, _HISTORIES[1], _PROMPT_LENS[1])
+        for best in range(_CONTEXT.vocab_size):
+            logits = torch.zeros(1, _CONTEXT.vocab_size)
+            logits[0, best] = 1.0
+            found = processor.apply(logits, _rows([2], [_HISTORIES[1]], [_PROMPT_LENS[1]])).argmax(-1).tolist()
+            assert found == [best], f"{subject.entry.name}: changes the best token; set argmax_invariant = False."
+
+
+def _make(subject: Subject) -> Any:
+    return construct(subject.target, _CONTEXT, subject.config)
 
 
 def _examples(subject: Subject) -> list[SamplingParams]:
@@ -156,13 +197,13 @@ def _examples(subject: Subject) -> list[SamplingParams]:
     fields = {"bad_words_token_ids" if name == "bad_words" else name for name in subject.target.params}
     known = {name: _EXAMPLES[name] for name in sorted(fields) if name in _EXAMPLES}
     given = [{name: value} for name, value in known.items()] + [known] + ([own] if own else [])
-    processor = subject.target(_CONTEXT)
+    processor = _make(subject)
     every = [SamplingParams(max_tokens=20, stop_token_ids=[1, 4], **keywords) for keywords in given if keywords]
     return [sampling for sampling in every if processor.wants(sampling)]
 
 
 def _applied(subject: Subject, sampling: SamplingParams, indices: Sequence[int]) -> torch.Tensor:
-    processor = subject.target(_CONTEXT)
+    processor = _make(subject)
     rows = [5 - i for i in indices]
     for row, i in zip(rows, indices, strict=True):
         processor.added(row, sampling, _HISTORIES[i], _PROMPT_LENS[i])

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from core.contracts import CallStats, HttpStats, RequestStats, StepStats, TokenStats
+from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
+
+
+TRAFFIC: Final = (
+    ("step", StepStats(0.5, 3, 2, 0.25, computed_tokens=100, cached_tokens=60, queried_tokens=160, preemptions=1)),
+    ("tokens", TokenStats(5, 100, 60, [0.5], [0.25, 0.25])),
+    ("step", StepStats(0.25, 2, 0, 0.5, computed_tokens=2)),
+    ("tokens", TokenStats(7, 0, 0, [], [0.125])),
+    ("request", RequestStats("stop", 100, 8, 2.0, 0.5, 0.25, 60)),
+    ("request", RequestStats("length", 60, 4, 1.0, 0.5, 0.125)),
+    ("request", RequestStats("abort", 5, 0, 0.5)),
+    ("http", HttpStats("/v1/models", "GET", 200, 0.125)),
+    ("calls", CallStats(known=2, unknown=1)),
+)
+"""Two steps, three requests that end, one HTTP request and the calls of one output."""
+
+
+def _series(page: bytes) -> dict[str, float]:
+    """Return the value of each series of a page in Prometheus' text format, by name with labels as written."""
+    lines = [line for line in page.decode().splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def _sink(subject: Subject) -> Any:
@@ -42,6 +63,22 @@ def check_takes_what_it_asks_for(subject: Subject) -> None:
         for value in values:
             if hasattr(sink, name):
                 getattr(sink, name)(value)
+
+
+def check_totals_are_what_its_traffic_makes(subject: Subject) -> None:
+    """Behind the traffic of `TRAFFIC` its totals are those it states: nothing is dropped, nothing counted twice.
+
+    `EXAMPLE_TOTALS` maps series as they are exposed, labels and all, or attributes of a sink that exposes none, to numbers.
+    """
+    totals = examples(subject, 'EXAMPLE_TOTALS = {"generated_tokens": 12}', "EXAMPLE_TOTALS")
+    sink = _sink(subject)
+    for name, stats in TRAFFIC:
+        if hasattr(sink, name):
+            getattr(sink, name)(stats)
+    series = _series(sink.expose({"status": "ready"})[0]) if hasattr(sink, "expose") else None
+    for name, total in dict(totals).items():
+        found = getattr(sink, name, None) if series is None else series.get(name)
+        assert found == total, f"{subject.entry.name}: {name} is {found} behind TRAFFIC, EXAMPLE_TOTALS says {total}."
 
 
 def check_two_sinks_live_in_one_process(subject: Subject) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 
 from core.errors import ModelError
 from core.nn.decoder import Decoder
 from core.spec.decoder import DecoderSpec
 from core.testing.checkpoints import ARCHITECTURES, tiny_config
+from core.testing.conformance.examples import stated
 from core.testing.one_sequence import Session, plain_context
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def check_tiny_form_runs_in_chunks(subject: Subject) -> None:
     config = _example(subject)
     if config is None:
         return
-    spec = subject.target(config)
-    model: Any = Decoder(spec, plain_context()) if isinstance(spec, DecoderSpec) else spec.build(plain_context())
+    model = _built(subject, config)
     shapes = model.weight_shapes() if hasattr(model, "weight_shapes") else {}
     generator = torch.Generator().manual_seed(0)
     model.load_weights([(name, _draw(name, shape, generator)) for name, shape in shapes.items()])
@@ -59,12 +59,60 @@ def check_tiny_form_runs_in_chunks(subject: Subject) -> None:
     assert difference < 1e-3, f"{subject.entry.name}: chunks change log-probabilities by {difference:.2g}."
 
 
+def check_equals_its_oracle(subject: Subject) -> None:
+    """Another implementation computes the same log-probabilities from the same weights, for every token of a sequence.
+
+    `ORACLE` is the name of transformers' class for such a config, or a function (config, weights by name, token ids) that
+    returns logits [tokens, vocab].
+    """
+    if subject.entry.name in ARCHITECTURES:
+        return  # transformers' class of that name; the engine's own tests compare every one
+    oracle = stated(subject, "ORACLE")
+    form = 'ORACLE = "LlamaForCausalLM", or a function (config, weights, token_ids) -> logits'
+    assert oracle or subject.builtin, f"{subject.entry.name}: state {form} beside it: what computes the truth."
+    config = _example(subject)
+    if config is None or not oracle:
+        return
+    ids = [(7 * i + i * i) % config.vocab_size for i in range(24)]
+    weights, truth = _truth(oracle, config, ids, subject)
+    model = _built(subject, config)
+    model.load_weights(list(weights.items()))
+    found = Session(model).step(ids)
+    difference = (found - truth.float().log_softmax(-1)).abs().max().item()
+    assert difference < 2e-3, f"{subject.entry.name}: log-probabilities are off by {difference:.3g} from its oracle's."
+
+
+def check_states_a_tiny_config(subject: Subject) -> None:
+    """`EXAMPLE_CONFIG`, a small config.json as a mapping, is what the model is built from here."""
+    known = subject.builtin or _example(subject) is not None
+    assert known, f"{subject.entry.name}: state EXAMPLE_CONFIG beside it, or nothing can be computed."
+
+
+def _truth(oracle: Any, config: Any, ids: list[int], subject: Subject) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return weights, drawn here, and what the oracle makes of them: logits [tokens, vocab]."""
+    generator = torch.Generator().manual_seed(1)
+    if callable(oracle):
+        shapes = _built(subject, config).weight_shapes()
+        weights = {name: _draw(name, shape, generator) for name, shape in shapes.items()}
+        return weights, torch.as_tensor(oracle(config, weights, ids))
+    model_class: Any = getattr(transformers, oracle)
+    model = model_class(model_class.config_class(**vars(config))).eval()
+    weights = {name: _draw(name, tuple(held.shape), generator) for name, held in model.state_dict().items()}
+    model.load_state_dict(weights)
+    with torch.inference_mode():
+        return weights, model(torch.tensor([ids])).logits[0]
+
+
+def _built(subject: Subject, config: Any) -> Any:
+    spec = subject.target(config)
+    return Decoder(spec, plain_context()) if isinstance(spec, DecoderSpec) else spec.build(plain_context())
+
+
 def _example(subject: Subject) -> Any:
     """Return a tiny config: the kit's own, or `EXAMPLE_CONFIG` (a mapping) of the architecture's module."""
     if subject.entry.name in ARCHITECTURES:
         return SimpleNamespace(**json.loads(tiny_config(subject.entry.name).to_json_string()))
-    module = sys.modules.get(getattr(subject.target, "__module__", ""))
-    example = getattr(module, "EXAMPLE_CONFIG", None)
+    example = stated(subject, "EXAMPLE_CONFIG")
     return None if example is None else SimpleNamespace(**example)
 
 

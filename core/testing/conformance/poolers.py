@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from core.contracts.construct import construct
+from core.testing.conformance.examples import examples
 from core.testing.no_readback import no_readback
 from core.types.pooling import PoolingParams
 
 if TYPE_CHECKING:
+    from core.contracts import Pooler
     from core.testing.conformance import Subject
 
 SIZE = 8
@@ -24,7 +27,7 @@ def check_says_what_it_needs_and_gives(subject: Subject) -> None:
 
 def check_gives_vectors_of_the_same_size(subject: Subject) -> None:
     """Of one token and of many come finite vectors as wide as the hidden states, and one unless `per_token`."""
-    pooler = subject.target()
+    pooler = _make(subject)
     for count in (1, 2, 7):
         hidden = torch.randn(count, SIZE, generator=torch.Generator().manual_seed(count))
         found = pooler.pool(hidden, list(range(count)), PoolingParams())
@@ -35,17 +38,31 @@ def check_gives_vectors_of_the_same_size(subject: Subject) -> None:
         assert found.isfinite().all(), f"{subject.entry.name}: a number is not finite."
 
 
+def check_examples_are_pooled_as_they_say(subject: Subject) -> None:
+    """Hidden states, token ids and the vectors that come of them."""
+    form = "EXAMPLES = [([[1.0, 0.0], [0.0, 1.0]], [5, 6], [[0.5, 0.5]])]"
+    for hidden, token_ids, vectors in examples(subject, form):
+        found = _make(subject).pool(torch.tensor(hidden), token_ids, PoolingParams())
+        same = found.shape == torch.tensor(vectors).shape and torch.allclose(found.float(), torch.tensor(vectors))
+        assert same, f"{subject.entry.name}: {hidden} is pooled to {found.tolist()}, its example says {vectors}."
+
+
 def check_reads_no_device_value_back(subject: Subject) -> None:
     """Hidden states stay on the device."""
     with no_readback():
-        subject.target().pool(torch.ones(5, SIZE), [1, 2, 3, 2, 1], PoolingParams(step_tag_id=2))
+        _make(subject).pool(torch.ones(5, SIZE), [1, 2, 3, 2, 1], PoolingParams(step_tag_id=2))
 
 
 def check_needs_no_more_than_it_says(subject: Subject) -> None:
     """Without `whole`, the last token alone gives the same."""
-    pooler = subject.target()
+    pooler = _make(subject)
     if pooler.whole:
         return
     hidden = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(0))
     found = [pooler.pool(part, list(range(6)), PoolingParams()) for part in (hidden, hidden[-1:])]
     assert torch.equal(*found), f"{subject.entry.name}: earlier tokens change the result; set whole = True."
+
+
+def _make(subject: Subject) -> Pooler:
+    pooler: Pooler = construct(subject.target, subject.config)
+    return pooler

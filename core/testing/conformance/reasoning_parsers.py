@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from core.testing.conformance.examples import examples
 from core.testing.conformance.parsing import assert_agreement, assert_linear, assert_survival
 from core.testing.parsing import Reader
 
@@ -18,6 +19,15 @@ def check_plain_text_is_shown(subject: Subject) -> None:
         found = Reader(reasoning=subject.target).check(text)
         shown = found.reasoning + found.content
         assert shown in [front + text for front in fronts], f"{text!r} became {found}; something was lost or invented."
+
+
+def check_examples_are_read_as_they_say(subject: Subject) -> None:
+    """A text, the thoughts in it and the content, in every chunking, with markers as text and as special tokens."""
+    for text, reasoning, content in examples(subject, 'EXAMPLES = [("<think>Hm.</think>Yes.", "Hm.", "Yes.")]'):
+        for special in (frozenset[str](), frozenset(subject.target.markers)):
+            found = Reader(reasoning=subject.target, special=special).check(text, count=20)
+            said = (found.reasoning, found.content)
+            assert said == (reasoning, content), f"{text!r} is read as {said}, its example says {(reasoning, content)}."
 
 
 def check_every_chunking_says_the_same(subject: Subject) -> None:

@@ -7,13 +7,15 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from core.contracts import QueuedRequest
+from core.contracts.construct import construct
+from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
 
-def check_constructs_without_arguments(subject: Subject) -> None:
-    """The engine makes a policy from its class alone."""
+def check_constructs_with_the_configuration_or_without(subject: Subject) -> None:
+    """The engine makes a policy from its class, given the configuration where it takes an argument."""
     _make(subject)
 
 
@@ -43,9 +45,25 @@ def check_key_is_pure(subject: Subject) -> None:
     assert first == [other.key(request) for request in requests], "a second instance gave another key"
 
 
+def check_runs_requests_in_the_order_it_states(subject: Subject) -> None:
+    """Of requests that wait together the one with the smallest key runs first; ties go by arrival.
+
+    `EXAMPLE_ORDER` has fields of `QueuedRequest`, of those that run first before the others; those left out are alike.
+    """
+    form = 'EXAMPLE_ORDER = [{"num_prompt_tokens": 3}, {"num_prompt_tokens": 90}]'
+    stated = examples(subject, form, "EXAMPLE_ORDER")
+    alike = {"priority": 0, "arrival_s": 10.0, "num_prompt_tokens": 8, "num_preemptions": 0}
+    policy = _make(subject)
+    requests = [QueuedRequest(f"r{i}", **{**alike, **fields}) for i, fields in enumerate(stated)]
+    for waiting in (requests, requests[::-1]):
+        found = sorted(waiting, key=lambda request: (policy.key(request), request.request_id))
+        said = [stated[requests.index(request)] for request in found]
+        assert found == requests, f"{subject.entry.name}: requests run in the order {said}, EXAMPLE_ORDER is {stated}."
+
+
 def _make(subject: Subject) -> Any:
     target: Any = subject.target
-    return target()
+    return construct(target, subject.config)
 
 
 def _requests() -> list[QueuedRequest]:

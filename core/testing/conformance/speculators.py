@@ -8,6 +8,7 @@ import numpy as np
 
 from core.contracts import DraftRow, SpeculativeConfig
 from core.step import NewRow
+from core.testing.conformance.examples import examples
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,14 +24,28 @@ def check_says_whether_it_finds(subject: Subject) -> None:
 
 
 def check_guesses_no_more_than_asked(subject: Subject) -> None:
-    """For every row, in their order, come none to `most` tokens."""
+    """For every row, in their order, come none to `most` tokens, those that it gets alone."""
     if not subject.target.finds:
         return
     for most in (1, 4):
         drafts = _make(subject).drafts(_rows(most))
         assert len(drafts) == len(TEXTS), f"{subject.entry.name}: {len(drafts)} drafts for {len(TEXTS)} rows."
+        alone = [_make(subject).drafts([row])[0] for row in _rows(most)]
+        same = [list(draft) for draft in drafts] == [list(draft) for draft in alone]
+        assert same, f"{subject.entry.name}: rows together are given {drafts}, each alone {alone}."
         longest = max(map(len, drafts))
         assert longest <= most, f"{subject.entry.name}: {longest} guesses where {most} were asked for."
+
+
+def check_examples_are_guessed_as_they_say(subject: Subject) -> None:
+    """Tokens so far, how many guesses are asked for, and those that come."""
+    if not subject.target.finds:
+        return
+    for tokens, most, guesses in examples(subject, "EXAMPLES = [([1, 2, 1, 2], 2, [1, 2])]"):
+        found = list(_make(subject).drafts([DraftRow(0, _owner(), np.array(tokens), most)])[0])
+        assert found == list(guesses), (
+            f"{subject.entry.name}: behind {tokens} comes {found}, its example says {guesses}."
+        )
 
 
 def check_guesses_the_same_again(subject: Subject) -> None:

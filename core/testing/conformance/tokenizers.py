@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from core.contracts import ModelSource
 from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import write_tokenizer
+from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -32,6 +33,16 @@ def check_text_survives(subject: Subject) -> None:
         for text in _TEXTS:
             found = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
             assert found == text, f"{subject.entry.name}: {text!r} came back as {found!r}."
+
+
+def check_examples_are_read_as_they_say(subject: Subject) -> None:
+    """A text and its ids, special tokens left out; of a tokenizer that reads files, `EXAMPLES` is for the kit's own."""
+    with _opened(subject) as tokenizer:
+        for text, ids in examples(subject, 'EXAMPLES = [("ab", [97, 98])]'):
+            found = list(tokenizer.encode(text, add_special_tokens=False))
+            assert found == list(ids), f"{subject.entry.name}: {text!r} has the ids {found}, its example says {ids}."
+            back = tokenizer.decode(ids)
+            assert back == text, f"{subject.entry.name}: {ids} is read as {back!r}, its example says {text!r}."
 
 
 def check_empty_text_has_no_tokens(subject: Subject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from core.testing.conformance.examples import examples
 from core.testing.conformance.parsing import assert_agreement, assert_linear, assert_survival
 from core.testing.parsing import Parsed, Reader
 
@@ -21,6 +22,24 @@ def check_plain_text_is_content(subject: Subject) -> None:
     ):
         found = Reader(tools=subject.target).check(text)
         assert found == Parsed(content=text), f"{text!r} became {found}; it is no call."
+
+
+def check_examples_are_read_as_they_say(subject: Subject) -> None:
+    """A text and the calls in it, in every chunking, with markers as text and as special tokens."""
+    form = """EXAMPLES = [('<call>f{"a": 1}</call>', [("f", {"a": 1})])]"""
+    for text, calls in examples(subject, form):
+        for special in (frozenset[str](), frozenset(subject.target.markers)):
+            found = Reader(tools=subject.target, special=special).check(text, count=20)
+            said = [(name, arguments) for name, arguments in found.calls]
+            assert said == list(calls), f"{text!r} has the calls {said}, its example says {calls}; the rest is {found}."
+
+
+def check_examples_stand_between_texts(subject: Subject) -> None:
+    """What stands before a call is content, and two calls in a text are two."""
+    for text, calls in examples(subject, ""):
+        found = Reader(tools=subject.target).check(f"Well.\n{text}", count=4)
+        assert found.content.strip() == "Well.", f"{text!r} behind 'Well.' leaves the content {found.content!r}."
+        assert list(found.calls) == list(calls), f"{text!r} behind 'Well.' has the calls {found.calls}, not {calls}."
 
 
 def check_every_chunking_says_the_same(subject: Subject) -> None:

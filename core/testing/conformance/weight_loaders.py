@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
 
 from core.contracts import ModelSource
 from core.errors import EngineError, ModelError
@@ -24,6 +25,23 @@ def check_yields_named_tensors_once(subject: Subject) -> None:
         assert name not in seen, f"{subject.entry.name}: yields {name!r} twice."
         assert isinstance(tensor, torch.Tensor), f"{subject.entry.name}: yields {type(tensor).__name__}, no tensor."
         seen.add(name)
+
+
+def check_tensors_are_those_of_the_files(subject: Subject) -> None:
+    """Who reads a safetensors checkpoint at all yields each of its tensors as it is stored."""
+    with tempfile.TemporaryDirectory() as folder:
+        loader = _open(subject, folder)
+        held = load_file(Path(folder) / "model.safetensors")
+        try:
+            read = {name: tensor.clone() for name, tensor in loader.tensors()}
+        except ModelError:
+            return
+    if held.keys().isdisjoint(read):
+        return  # of another format
+    assert read.keys() >= held.keys(), f"{subject.entry.name}: leaves out {sorted(held.keys() - read.keys())[:3]}."
+    for name, tensor in held.items():
+        same = read[name].dtype == tensor.dtype and torch.equal(read[name], tensor)
+        assert same, f"{subject.entry.name}: {name!r} is not what the file holds."
 
 
 def check_reading_again_gives_the_same(subject: Subject) -> None:

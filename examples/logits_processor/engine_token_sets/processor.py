@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from core.api import SamplerContext, SampleRows, SamplingParams
 
 FIELD = "extra_args.token_sets"
+EXAMPLES = [
+    ({"extra_args": {"token_sets": {"forbid": [1]}}}, [0, 2], [0.0, 1.0, 2.0], [0.0, -math.inf, 2.0]),
+    ({"extra_args": {"token_sets": {"boost": {"tokens": [0], "by": 2.5}}}}, [1], [0.0, 1.0, 2.0], [2.5, 1.0, 2.0]),
+]
+"""Parameters, tokens so far, and logits before and after: the conformance suite compares."""
 EXAMPLE_PARAMS = {"extra_args": {"token_sets": {"forbid": [3, 5], "boost": {"tokens": [7], "by": 2.5}}}}
 """A request the conformance suite tries."""
 

@@ -17,6 +17,8 @@ EXAMPLE_CONFIG = {
     "max_position_embeddings": 512,
 }
 """A tiny config.json, with which the conformance suite builds and runs the model."""
+ORACLE = "VaultGemmaForCausalLM"
+"""Transformers' class, which computes the truth."""
 
 
 def spec(hf_config: object) -> DecoderSpec:

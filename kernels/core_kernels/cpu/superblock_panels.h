@@ -27,6 +27,7 @@ struct Layout {
 // Reads a panel as it is kept, for x in this form. kColumns: how many the panel has; 0: as many as it says.
 template <typename Kind, Form kOf, int64_t kColumns = 0>
 struct Stored {
+    using Kept = Kind;
     static constexpr int64_t kGroup = Kind::kGroup, kUnits = Layout<Kind>::kUnits;
     static constexpr bool kHasLeast = Kind::kHasLeast;
     static constexpr Form kForm = kOf;

@@ -15,7 +15,10 @@
 
 namespace {
 
-constexpr int64_t kFetchAhead = 8192;  // bytes between what is read of a panel and what is fetched
+// Bytes between what is read of a panel and what is fetched. A block is not read from its beginning to its end (its scales are
+// wanted first and may lie last), so it must be there as a whole.
+template <typename Kind>
+constexpr int64_t kFetchAhead = kPanel * Kind::kBytes + 12288;
 // Rows of a block of a panel as it is kept. Each number of them is compiled for each kind of block, so there are few.
 constexpr int kFewTogether = kMultipliesBytes ? 3 : 1;
 // With more rows, panels are opened; as measured. Scales that are numbers of a few bits make it dearer to go over a panel
@@ -175,7 +178,7 @@ void as_kept(const Results& results, int64_t column, int64_t left, const Rows& r
              int64_t last, int64_t panel_bytes) {
     const int64_t spans = (rows.cut.width / kUnit + kSpan - 1) / kSpan;
     const int64_t blocks = (last - first + kFewTogether - 1) / kFewTogether;
-    const uint8_t* ahead = reader.panel + (blocks == 1 ? kFetchAhead : panel_bytes);
+    const uint8_t* ahead = reader.panel + (blocks == 1 ? kFetchAhead<typename Reader::Kept> : panel_bytes);
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t from = first + (last - first) * b / blocks, to = first + (last - first) * (b + 1) / blocks;
         with_rows<kFewTogether>(to - from, [&](auto count) {
@@ -253,7 +256,7 @@ public:
 
     void fetch_first(const void* weight, int64_t panel) const {
         const uint8_t* from = static_cast<const uint8_t*>(weight) + at_.panel_at(panel);
-        for (int64_t line = 0; line < std::min(kFetchAhead, at_.columns(panel) * at_.row_bytes()); line += kLineBytes)
+        for (int64_t line = 0; line < std::min(kFetchAhead<Kind>, at_.columns(panel) * at_.row_bytes()); line += kLineBytes)
             __builtin_prefetch(from + line, 0, 2);
     }
 

@@ -17,6 +17,8 @@ from core.quantization.layouts import Layout
 from core.quantization.method import StoredMethod
 
 EIGHT: Final = "int8"
+MOST_ERROR: Final = 0.1
+"""Share of their size that products may be off by; most in four bits."""
 
 
 def make_method(stated: Any, config: EngineConfig) -> StoredMethod:

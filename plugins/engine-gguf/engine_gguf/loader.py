@@ -1,7 +1,7 @@
 """Streams the weights of GGUF files under their Hugging Face names: blocks as they are, or plain numbers.
 
 Files are memory-mapped, and a tensor that has been copied gives its pages back at once. So loading takes the model's own
-memory and little more.
+memory and little more: while one tensor is copied it is there twice, so large ones come first, when little else is there.
 """
 
 from __future__ import annotations
@@ -10,25 +10,31 @@ import mmap
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from core.api import EngineConfig, ModelError, ModelSource
+from core.quantization.formats import StoredFormat
+from core.quantization.keeping import Unaided
 from engine_gguf.files import read_headers
 from engine_gguf.header import Stored
 from engine_gguf.joined import Joined
+from engine_gguf.kinds import Kind
 from engine_gguf.numbers import as_plain, as_stored
 from engine_gguf.weights import Plan, plan_weights
 
 POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for every few."""
+LARGE: Final = 10
+"""A tensor that is more than such a part of all is large."""
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class GgufLoader:
-    """The weights of one model, file by file in the order of their bytes."""
+    """The weights of one model, file by file: large ones, then all others in the order of their bytes."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
         facts = getattr(source.hf_config, "quantization_config", None) or {}
@@ -47,11 +53,13 @@ class GgufLoader:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor); blocks are uint8 [rows, blocks of a row, bytes of a block]."""
         joined = Joined(self._config)
+        self._unaided().say()
+        large = self.total_bytes() // LARGE
         for header, plans in zip(self._headers, self._plans, strict=True):
             self.reading = header.path
             with header.path.open("rb") as file:
                 whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            for plan in plans:
+            for plan in sorted(plans, key=lambda plan: -max(plan.stored.num_bytes, large)):
                 if plan.stored.start + plan.stored.num_bytes > len(whole):
                     raise ModelError(f"{header.path} has become shorter while it was read. Load it again.")
                 yield from joined.add(plan, self._arranged(_view(whole, plan.stored), plan))
@@ -68,6 +76,14 @@ class GgufLoader:
         """Return the bytes of all tensors."""
         return sum(tensor.num_bytes for header in self._headers for tensor in header.tensors)
 
+    def _unaided(self) -> Unaided:
+        """Return the weights whose blocks no kernel multiplies by, counted."""
+        found = Unaided("gguf")
+        for plan in (plan for plans in self._plans for plan in plans if not plan.blocks):
+            if plan.stored.kind.inputs > 1:
+                found.add(prod(plan.stored.shape), Unblocked(plan.stored.kind), self._dtype)
+        return found
+
     def _arranged(self, data: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Return a tensor's blocks or numbers with its rows as the model has them."""
         tensor = as_stored(data, plan.stored.kind, plan.stored.shape)
@@ -78,6 +94,13 @@ class GgufLoader:
         if plan.place.paired_heads:
             tensor = _as_halves(tensor, plan.place.paired_heads, plan)
         return tensor
+
+
+class Unblocked(StoredFormat):
+    """What is known of blocks that become plain."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.stored_bits = 8 * kind.num_bytes / kind.inputs
 
 
 def _as_halves(tensor: torch.Tensor, heads: int, plan: Plan) -> torch.Tensor:

@@ -6,6 +6,7 @@ columns.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
 from engine_gguf.experts import GgufExperts
 from engine_gguf.in_torch import TorchOps
 
+log = logging.getLogger(__name__)
+
 
 class Gguf:
     """Decides by the name of a weight: those that the file has in blocks stay so, others are plain."""
@@ -35,6 +38,11 @@ class Gguf:
             )
         self._kinds: Mapping[str, str] = facts.get("blocks") or {}
         library = load_library()
+        if library is None and self._kinds:
+            log.warning(
+                "gguf: no kernel of this device multiplies by blocks; each product makes its weight plain first, and one of a "
+                "single row takes 17 to 40 times as long as with a plain checkpoint"
+            )
         bits = config.options.get("gguf_activations")
         make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind, bits)
         self._ops: dict[str, Ops] = {kind: make(kind) for kind in sorted(set(self._kinds.values()))}

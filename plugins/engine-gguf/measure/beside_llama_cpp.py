@@ -1,4 +1,4 @@
-"""This engine and llama.cpp on the same GGUF file, in turns: one stream, a long prompt, sixteen streams, start and memory.
+"""This engine and llama.cpp on the same GGUF file, in turns: one stream, a long prompt, sixteen streams, start.
 
 Needs an environment with llama-cpp-python, as `benchmarks/peers/README.md` says. Run on a machine that does nothing else:
 
@@ -6,7 +6,7 @@ Needs an environment with llama-cpp-python, as `benchmarks/peers/README.md` says
 
 Prints each turn as it comes, then the median of each engine's tokens a second and the median of the ratios of neighbouring
 turns; the bytes that a token of one stream reads in a second, beside what the machine reads in the same turns; and how long
-each engine took from the start of its process to its first token, with the most memory that it had by then.
+each engine took from the start of its process to its first token. Memory is measured by `benchmarks/loading/bench_loading.py`.
 """
 
 from __future__ import annotations
@@ -54,21 +54,13 @@ def rate(child: Child, task: tuple[int, int, int], salt: int) -> float:
     return count * (length if num_tokens == 1 else num_tokens) / float(content["seconds"])
 
 
-def peak_bytes(child: Child) -> int:
-    """Return the most memory that the largest of its processes had, pages of files included."""
-    lines = (Path(f"/proc/{pid}/status").read_text().splitlines() for pid in child.family())
-    return max(int(line.split()[1]) * 1024 for own in lines for line in own if line.startswith("VmHWM"))
-
-
-def imports() -> tuple[float, int]:
-    """Return how long a process takes that imports what an engine needs and does nothing, and the most bytes it had."""
-    line = (
-        "import torch, core; from core import LLM; import core.nn.decoder; "
-        "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
-    )
+def imports() -> float:
+    """Return how long a process takes that imports what an engine needs and does nothing."""
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
-    return time.monotonic() - began, int(done.stdout) * 1024
+    subprocess.run(
+        [sys.executable, "-c", "import torch, core; from core import LLM; import core.nn.decoder"], check=True
+    )
+    return time.monotonic() - began
 
 
 def token_bytes(model: Path) -> int:
@@ -128,7 +120,7 @@ def main() -> None:
             machine.pause()
             for name, command in commands.items():
                 children[name] = Child(name, command, Path(logs) / name)
-                started[name] = children[name].hear_s(), peak_bytes(children[name])
+                started[name] = children[name].hear_s()
                 children[name].pause()
             rates, read = take_turns(children, machine, arguments.rounds)
         finally:
@@ -144,12 +136,9 @@ def main() -> None:
         print(
             f"{name}: a token reads {each / 1e6:.0f} MB: {each * statistics.median(own) / 1e9:.1f} GB/s of {read / 1e9:.1f}"
         )
-    size = arguments.model.stat().st_size
-    seconds, before = imports()
-    for name, (start_s, peak) in started.items():
-        print(f"{name}: first token {start_s:.2f} s after its process began; {peak / 1e6:.0f} MB at most")
-    ours = (started["engine"][1] - before) / size
-    print(f"of this engine's, imports took {seconds:.2f} s and {before / 1e6:.0f} MB; the rest is {ours:.2f} files")
+    for name, start_s in started.items():
+        print(f"{name}: first token {start_s:.2f} s after its process began")
+    print(f"of this engine's, imports took {imports():.2f} s")
 
 
 if __name__ == "__main__":

@@ -55,13 +55,17 @@ class Directory:
         layout = scheduler.kv.layout
         self._groups, self._hash = layout.groups, layout.hash_block_size
         scheduler.kv.add_tier(self._holds)
-        scheduler.kv.watch_evictions(self._store)
+        scheduler.kv.watch(lambda lease, tokens, start: None, self._forgotten)
 
     def _holds(self, group: int, key: bytes) -> bool:
         if (group, key) not in self._places:
             return False
         self._promised.add((group, key))
         return True
+
+    def _forgotten(self, group: int, key: bytes, block: int, right: bool) -> None:
+        if right:
+            self._store(group, key, block)
 
     def _store(self, group: int, key: bytes, block: int) -> None:
         if (group, key) in self._places:

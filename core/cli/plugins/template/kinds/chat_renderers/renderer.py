@@ -7,6 +7,16 @@ from typing import Any
 
 from core.api import EngineConfig, InvalidRequest, ModelSource, Tokenizer
 
+EXAMPLES = [
+    ([{"role": "user", "content": "Hi."}], {}, "user: Hi.\nassistant: "),
+    (
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}],
+        {"add_generation_prompt": False},
+        "system: Be brief.\nuser: Hi.\n",
+    ),
+]
+"""Messages, keywords of `render`, and the prompt."""
+
 
 class Acme:
     """One `role: text` line per message; the answer begins after `assistant: `."""

@@ -6,6 +6,9 @@ import argparse
 import sys
 from typing import Any
 
+EXAMPLES = [(["--name", "Ada"], "Hello, Ada.\n"), ([], "Hello, world.\n")]
+"""Arguments, and what is printed for them."""
+
 
 class Acme:
     """Says hello."""

@@ -10,6 +10,11 @@ import torch
 if TYPE_CHECKING:
     from core.api import SamplerContext, SampleRows, SamplingParams
 
+EXAMPLES = [
+    ({"extra_args": {"acme": [1]}}, [0, 2], [0.0, 1.0, 2.0], [0.0, float("-inf"), 2.0]),
+    ({"extra_args": {"acme": [0]}}, [2], [0.0, 1.0, 2.0], [float("-inf"), 1.0, 2.0]),
+]
+"""Parameters, tokens so far, and logits before and after: the conformance suite compares."""
 EXAMPLE_PARAMS = {"extra_args": {"acme": [3, 5]}}
 """A request the conformance suite tries."""
 

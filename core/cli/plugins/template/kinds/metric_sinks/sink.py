@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from core.api import EngineConfig, RequestStats, StepStats, TokenStats
 
+EXAMPLE_TOTALS = {"most_running": 3, "generated_tokens": 12, "finished_requests": 3}
+"""Behind the traffic of the conformance suite; of a sink with `expose`, its series with their labels."""
+
 
 class Acme:
     """Sums over the life of one engine."""

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import torch
 
 
+EXAMPLES = [([[1.0, 0.0], [5.0, 5.0], [0.0, 1.0]], [7, 8, 9], [[0.5, 0.5]])]
+"""Hidden states, token ids, and the vectors that come of them."""
+
+
 class Acme:
     """Keeps nothing between prompts."""
 

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from core.api import LinearMethod, Part
 
 
+MOST_ERROR = 0.01
+"""Share of their size that products may be off by: the conformance suite measures."""
+
+
 class Acme:
     """Decides how each linear layer keeps its weights. Given the checkpoint's quantization config."""
 

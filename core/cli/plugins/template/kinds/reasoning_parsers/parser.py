@@ -14,4 +14,6 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
         yield from scan.reasoning("</thought>")
 
 
+EXAMPLES = [("<thought>Is it?</thought>Yes.", "Is it?", "Yes."), ("Yes.", "", "Yes.")]
+"""Texts, the thoughts in them and the content: the conformance suite reads them in every chunking."""
 FORMAT = ReasoningFormat(read, markers=("<thought>", "</thought>"), starts=("<thought>",), ends=("</thought>",))

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from core.api import QueuedRequest
 
+EXAMPLE_ORDER = [
+    {"num_prompt_tokens": 5, "arrival_s": 3.0},
+    {"num_prompt_tokens": 90, "arrival_s": 1.0},
+    {"num_prompt_tokens": 90, "arrival_s": 2.0},
+]
+"""Requests that wait together, in the order in which they are to run: the conformance suite compares."""
+
 
 class Acme:
     """Runs short prompts first; among equal ones, first come, first served."""

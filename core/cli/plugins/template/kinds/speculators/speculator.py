@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from core.api import DraftRow, EngineConfig, Registry, SpeculativeConfig
 
+EXAMPLES = [([4, 7, 7], 3, [7, 7, 7]), ([4, 7], 3, [])]
+"""Tokens so far, how many guesses are asked for, and those that come."""
+
 
 class Acme:
     """Keeps nothing between steps."""

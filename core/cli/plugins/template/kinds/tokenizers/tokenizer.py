@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from core.api import EngineConfig, ModelSource
 
+EXAMPLES = [("Ab", [65, 98]), ("é", [195, 169])]
+"""Texts and their ids, special tokens left out: the conformance suite compares."""
 END = "<|end|>"
 END_ID = 256
 

@@ -15,4 +15,9 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
             scan.call(name, arguments)
 
 
+EXAMPLES = [
+    ('<call>weather{"city": "Oslo", "days": 2}</call>', [("weather", {"city": "Oslo", "days": 2})]),
+    ('<call>now{}</call>\n<call>add{"a": 1, "b": -2.5}</call>', [("now", {}), ("add", {"a": 1, "b": -2.5})]),
+]
+"""Texts, and the calls in them: the conformance suite reads them in every chunking."""
 FORMAT = ToolFormat(read, markers=("<call>", "</call>"), call_ends=("</call>",))

@@ -8,17 +8,16 @@ import sys
 import pytest
 
 from core.testing import conformance
-from core.testing.plugins import load_plugins
 
 MODULE = "engine_acme.plugin"
+CASES = conformance.cases(MODULE)
 
 
 def test_acme_brings_what_it_says() -> None:
-    entries = conformance.entries_of_named_plugins(load_plugins(MODULE))
-    assert {registered.kind for registered in entries} == {"KIND_NAME"}
+    assert "KIND_NAME" in {case.subject.kind for case in CASES}
 
 
-@pytest.mark.parametrize("case", conformance.cases(MODULE), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_acme_keeps_its_contract(case: conformance.Case) -> None:
     case()
 

@@ -1,0 +1,92 @@
+"""Blocks of a rank's cache as bytes in host memory, and the seal by which what comes back is known to be what was sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from core.api import BlockKey, EngineConfig, KVLayout
+
+if TYPE_CHECKING:
+    from core.contracts.kv_connectors import Block
+
+FORMAT = 1
+"""Of what fingerprints and seals are made of."""
+
+
+class CacheBlocks:
+    """The blocks of a cache, for one thread. On a CPU they are looked at where they lie; from a device's memory they are
+    copied to memory that it can reach, and back."""
+
+    def __init__(self, layout: KVLayout, memory: Mapping[tuple[int, int], torch.Tensor]) -> None:
+        """`memory`: by (pool, slot), uint8 [blocks, bytes]."""
+        slots: dict[int, list[torch.Tensor]] = {}
+        for (pool, _), tensor in sorted(memory.items(), key=lambda item: item[0]):
+            slots.setdefault(pool, []).append(tensor)
+        self._slots = [slots.get(group.pool, []) for group in layout.groups]
+        self._staging = [
+            [torch.empty(tensor.shape[1], dtype=torch.uint8, pin_memory=True) for tensor in of_group if tensor.is_cuda]
+            for of_group in self._slots
+        ]
+        self.block_bytes = [sum(tensor.shape[1] for tensor in of_group) for of_group in self._slots]
+        """Of a block on this rank, by group."""
+
+    @contextmanager
+    def read(self, group: int, block: int) -> Iterator[Block]:
+        """Give a block's bytes, to be read while the context lasts."""
+        lying, staging = [tensor[block] for tensor in self._slots[group]], self._staging[group]
+        if not staging:
+            yield [part.numpy() for part in lying]
+            return
+        for host, part in zip(staging, lying, strict=True):
+            host.copy_(part)  # waits for the device
+        yield [host.numpy() for host in staging]
+
+    @contextmanager
+    def fill(self, group: int, block: int) -> Iterator[Block]:
+        """Give the place of a block's bytes, which are in the cache once the context has ended well."""
+        lying, staging = [tensor[block] for tensor in self._slots[group]], self._staging[group]
+        if not staging:
+            yield [part.numpy() for part in lying]
+            return
+        yield [host.numpy() for host in staging]
+        for host, part in zip(staging, lying, strict=True):
+            part.copy_(host)
+
+
+def seal_of(key: BlockKey, block: Block, how: Literal["sum", "crc32"]) -> bytes:
+    """Return 16 bytes that are others where a bit of a block, the order of its parts or its key is another."""
+    digest = hashlib.blake2b(key.group.to_bytes(4, "little") + key.key, digest_size=16)
+    for part in block:
+        word = np.uint64 if part.nbytes % 8 == 0 else np.uint8
+        found = zlib.crc32(part.data) if how == "crc32" else int(np.add.reduce(part.view(word), dtype=np.uint64))
+        digest.update(found.to_bytes(8, "little") + part.nbytes.to_bytes(8, "little"))
+    return digest.digest()
+
+
+def fingerprint_of(config: EngineConfig, layout: KVLayout, backend: Any, device: str, rank: int, num_ranks: int) -> str:
+    """Return what is the same, as hexadecimal digits, wherever bytes under a key mean the same.
+
+    Keys stand for the model's files and the tokens. What else bears on a block is how its layers are laid out, who computes
+    them with what, and which part of them is this rank's.
+    """
+    model = config.model
+    facts = {
+        "format": FORMAT,
+        "groups": msgspec.to_builtins(layout.groups),
+        "pools": [(pool.slot_bytes, pool.num_slots) for pool in layout.pools],
+        "hash_block_size": layout.hash_block_size,
+        "backend": f"{type(backend).__module__}.{type(backend).__qualname__}",
+        "device": device,
+        "model": (model.dtype, model.quantization, model.model_impl, model.hf_overrides),
+        "rank": (rank, num_ranks, config.parallel.tensor_parallel_size),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

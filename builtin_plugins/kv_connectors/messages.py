@@ -1,0 +1,58 @@
+"""What the halves tell each other. Plain msgspec structs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from core.api import BlockKey
+
+NAME: Final = "kv_connectors"
+
+
+class Order(msgspec.Struct, array_like=True, frozen=True):
+    """A block of the cache to be written to the store, or read from it."""
+
+    id: int
+    key: BlockKey
+    block: int
+
+
+class Orders(msgspec.Struct, array_like=True, frozen=True):
+    """What begins with a step. A block is dropped before others are written; none of those that are read is dropped."""
+
+    reads: list[Order] = []
+    writes: list[Order] = []
+    drops: list[BlockKey] = []
+
+
+class Opened(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """A rank's store can be asked from now on."""
+
+    rank: int
+
+
+class Found(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Blocks that a rank's store has of its own accord, the least recently used first."""
+
+    rank: int
+    keys: list[BlockKey]
+
+
+class Moved(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Orders that a rank is done with, and what went wrong with some of them."""
+
+    rank: int
+    ids: list[int]
+    errors: dict[int, str] = {}
+
+
+class Late(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Orders that a rank should have been done with; it still works on them."""
+
+    rank: int
+    ids: list[int]
+
+
+Told = Opened | Found | Moved | Late

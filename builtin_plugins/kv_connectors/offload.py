@@ -1,0 +1,123 @@
+"""Host memory behind the cache: blocks that the device has no room for, as long as the engine lives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from builtin_plugins.kv_connectors.bounded import BoundedDirectory
+from builtin_plugins.kv_connectors.eviction import Name
+from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
+from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
+
+if TYPE_CHECKING:
+    from core.contracts.kv_connectors import Block
+
+LEAST_BYTES: Final = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The connector's own; names as in vLLM where it has any."""
+
+    cpu_bytes_to_use: int
+    """Of all ranks together."""
+    eviction_policy: Name = "lru"
+
+
+class Offload:
+    """Connector `offload`."""
+
+    def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
+        self._settings = read_extra(Settings, settings)
+        parallel = config.parallel
+        self._num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        if self._settings.cpu_bytes_to_use < LEAST_BYTES:
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.cpu_bytes_to_use {self._settings.cpu_bytes_to_use} holds no block; state bytes of host memory."
+            )
+
+    @staticmethod
+    def trial(folder: str) -> Mapping[str, Any]:
+        """Some memory."""
+        return {"cpu_bytes_to_use": 1 << 20}
+
+    def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
+        """Return a directory of this rank's share, however many stages the layers are split into."""
+        group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
+        return BoundedDirectory(
+            self._settings.cpu_bytes_to_use // num_ranks, group_bytes, self._settings.eviction_policy
+        )
+
+    def store(self, parts: StoreParts) -> HostMemory:
+        """Return the memory, which is taken as it fills."""
+        return HostMemory(parts)
+
+    def host_bytes(self, model: Any, config: EngineConfig) -> int:
+        """Return this rank's share."""
+        return self._settings.cpu_bytes_to_use // self._num_ranks
+
+
+class HostMemory:
+    """A buffer for each block; those of blocks that have gone are used again, so that memory is touched once."""
+
+    seal: Literal["sum", "crc32"] = "sum"
+
+    def __init__(self, parts: StoreParts) -> None:
+        self._block_bytes = parts.block_bytes
+        self._held: dict[BlockKey, tuple[np.ndarray[Any, Any], bytes]] = {}
+        self._free: dict[int, list[np.ndarray[Any, Any]]] = {}
+        """By size."""
+        self._lock = threading.Lock()
+
+    def survey(self) -> Iterable[BlockKey]:
+        """Return nothing: it had nothing before, and nobody else writes to it."""
+        return ()
+
+    def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
+        """Copy a block."""
+        size = self._block_bytes[key.group]
+        buffer = self._room(size)
+        for part, place in zip(block, _parts(buffer, block), strict=True):
+            np.copyto(place, part)
+        with self._lock:
+            self._held[key] = buffer, seal
+
+    def _room(self, size: int) -> np.ndarray[Any, Any]:
+        """Return memory for a block: where there are blocks of several sizes, that of others is given back first."""
+        if self._free.get(size):
+            return self._free[size].pop()
+        self._free.clear()
+        return np.empty(size, np.uint8)
+
+    def read(self, key: BlockKey, block: Block) -> bytes:
+        """Copy it back."""
+        with self._lock:
+            buffer, seal = self._held[key]
+        for part, place in zip(block, _parts(buffer, block), strict=True):
+            np.copyto(part, place)
+        return seal
+
+    def drop(self, key: BlockKey) -> None:
+        """Use its memory for another."""
+        with self._lock:
+            buffer, _ = self._held.pop(key, (None, b""))
+        if buffer is not None:
+            self._free.setdefault(buffer.nbytes, []).append(buffer)
+
+    def close(self) -> None:
+        """Give all of it back."""
+        self._held.clear()
+        self._free.clear()
+
+
+def _parts(buffer: np.ndarray[Any, Any], block: Block) -> Iterable[np.ndarray[Any, Any]]:
+    """Yield a buffer in pieces as long as the parts of a block."""
+    at = 0
+    for part in block:
+        yield buffer[at : at + part.nbytes]
+        at += part.nbytes

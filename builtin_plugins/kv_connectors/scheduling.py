@@ -1,0 +1,376 @@
+"""The scheduler half: which blocks leave, which come back and for whom, and how many move at once.
+
+A block is stored once the step that computed it has returned, and nobody else gets it before it is written. A request whose
+beginning is in the store waits with its blocks until all of them are there and right; where one is not, it is computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Opened, Order, Orders, Told
+from builtin_plugins.kv_connectors.trouble import Trouble
+from core.api import BlockKey, KVConnector, KVDirectory, KVTransferConfig, RequestFailed
+from core.step import StepPlan
+
+_encode = msgspec.msgpack.Encoder().encode
+_told = msgspec.msgpack.Decoder(Told).decode
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """What one request waits for."""
+
+    name: str
+    """Under which its blocks are kept, whatever becomes of it."""
+    request_id: str | None
+    """None: nobody waits for it any more."""
+    position: int
+    """First token that the cache does not hold."""
+    num_left: int
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """A block that is to be moved, or is on its way."""
+
+    order: Order
+    num_bytes: int
+    num_ranks: int
+    """Those that are not done with it."""
+    load: Load | None
+    """None: it is stored."""
+    error: str = ""
+    """What a rank says went wrong."""
+    distrusted: bool = False
+    """The cache forgot it meanwhile for what it holds."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the start, in blocks."""
+
+    stored: int = 0
+    loaded: int = 0
+    failed_stores: int = 0
+    failed_loads: int = 0
+    evicted: int = 0
+
+
+class Traffic:
+    """A tier behind the cache: the blocks of one connector."""
+
+    name = NAME
+
+    def __init__(self, connector: KVConnector, settings: KVTransferConfig, tensor: int, num_ranks: int) -> None:
+        """`tensor`: ranks that split every layer, of all `num_ranks`."""
+        self._connector, self._settings = connector, settings
+        self._tensor, self._num_ranks = tensor, num_ranks
+        self._loads_any = settings.kv_role != "kv_producer"
+        self._stores_any = settings.kv_role != "kv_consumer"
+        self._directory: KVDirectory
+        self._reading, self._writing = (Trouble(settings.kv_connector, verb) for verb in ("reading", "writing"))
+        self.counts = Counts()
+        self._greeted = False
+        """The other halves were told to open their stores."""
+        self._opened: set[int] = set()
+        """Ranks whose stores can be asked."""
+        self._early: list[str] = []
+        """Requests that wait for that."""
+        self._found: Counter[BlockKey] = Counter()
+        """Blocks that some ranks' stores have of their own accord, and how many do."""
+        self._fresh: dict[BlockKey, int] = {}
+        """Blocks to be stored, and the step whose result must be in."""
+        self._reads: deque[tuple[Load, Move]] = deque()
+        """Blocks to be loaded."""
+        self._moves: dict[int, Move] = {}
+        """On their way, by order."""
+        self._pinned: Counter[BlockKey] = Counter()
+        """Blocks that are, or are to be, read."""
+        self._drops: list[BlockKey] = []
+        self._loads: dict[str, Load] = {}
+        """By request that waits."""
+        self._errors: dict[str, str] = {}
+        """Of requests that are to fail."""
+        self._bytes_under_way = 0
+        self._num_orders = 0
+
+    def attach(self, scheduler: Any) -> None:
+        """Become a tier of the scheduler's cache."""
+        self._scheduler, kv = scheduler, scheduler.kv
+        self._kv, layout = kv, kv.layout
+        self._directory = self._connector.directory(layout, self._tensor)
+        self._block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
+        self._sizes = [group.block_size for group in layout.groups]
+        self._link = layout.hash_block_size
+        kv.watch(self._offered, self._forgotten)
+        kv.add_tier(self._holds)
+
+    def info(self) -> Mapping[str, str]:
+        """Return the labels by which the tier is shown."""
+        degraded = [each for each in (self._reading, self._writing) if each.is_degraded]
+        state = "degraded" if degraded else "ready" if self._is_open else "opening"
+        return {
+            "connector": self._settings.kv_connector,
+            "state": state,
+            "reason": degraded[0].reason if degraded else "",
+        }
+
+    @property
+    def _is_open(self) -> bool:
+        return len(self._opened) == self._num_ranks
+
+    # --- what the cache says
+
+    def _holds(self, group: int, key: bytes) -> bool:
+        return (
+            self._loads_any
+            and self._is_open
+            and self._reading.may_ask(self._kv.issued)
+            and self._directory.holds(BlockKey(group, key))
+        )
+
+    def _offered(self, lease: Any, tokens: Any, start: int) -> None:
+        """Note what a step computes: from behind its result on it can be stored."""
+        if not self._stores_any:
+            return
+        step = self._kv.issued + 1
+        for group, (size, table) in enumerate(zip(self._sizes, lease.tables, strict=True)):
+            links = size // self._link
+            for place in range(start // size, lease.offered // size):
+                key = BlockKey(group, lease.keys[(place + 1) * links - 1])
+                if table[place] and not self._directory.holds(key):
+                    self._fresh.setdefault(key, step)
+
+    def _forgotten(self, group: int, key: bytes, block: int, right: bool) -> None:
+        """What the cache loses before it was stored is lost; what it does not trust is not to be had here either."""
+        name = BlockKey(group, key)
+        self._fresh.pop(name, None)
+        if not right:
+            for move in self._moves.values():
+                move.distrusted |= move.order.key == name
+            if self._directory.holds(name):
+                self._lose(name)
+
+    def _lose(self, key: BlockKey) -> None:
+        self._directory.lost(key)
+        self._drops.append(key)
+
+    # --- requests
+
+    def may_start(self, request: Any) -> bool:
+        """Say whether it waits for blocks. Raises for one whose blocks did not come, where that is wanted."""
+        if (error := self._errors.pop(request.request_id, None)) is not None:
+            raise RequestFailed(error)
+        if self._loads_any and not self._is_open:
+            self._early.append(request.request_id)
+            return False
+        return request.request_id not in self._loads
+
+    def load(self, request: Any, loads: Sequence[Any]) -> bool:
+        """Have blocks read; the request waits for them."""
+        mine = [each for each in loads if self._directory.holds(BlockKey(each.group, each.key))]
+        if not mine:
+            return True
+        self._num_orders += 1
+        wanted = {(each.group, each.key) for each in mine}
+        load = Load(f"{NAME}/{self._num_orders}", request.request_id, self._first(request, wanted), len(mine))
+        tables: list[list[int]] = [[] for _ in self._sizes]
+        for each in mine:
+            tables[each.group].append(each.block)
+            move = self._move(BlockKey(each.group, each.key), each.block, load)
+            self._pinned[move.order.key] += 1
+            self._reads.append((load, move))
+        self._scheduler.keep(load.name, tables)
+        self._loads[request.request_id] = load
+        return False
+
+    def _first(self, request: Any, wanted: set[tuple[int, bytes]]) -> int:
+        """Return the first position of blocks that are brought for a request."""
+        positions = (
+            (place + 1) * self._link - size
+            for group, size in enumerate(self._sizes)
+            for place, key in enumerate(request.keys)
+            if (group, key) in wanted
+        )
+        return min(positions)
+
+    def _move(self, key: BlockKey, block: int, load: Load | None) -> Move:
+        self._num_orders += 1
+        return Move(Order(self._num_orders, key, block), self._block_bytes[key.group], self._num_ranks, load)
+
+    def finished(self, request: Any) -> bool:
+        """Its beginning was asked for again, if it was found: that is kept longer, and the first of it the longest."""
+        self._errors.pop(request.request_id, None)
+        if (load := self._loads.pop(request.request_id, None)) is not None:
+            load.request_id = None  # its blocks are kept until nobody writes to them any more
+        for group, size in enumerate(self._sizes):
+            links = size // self._link
+            for place in reversed(range(min(request.num_cached, len(request.keys) * self._link) // size)):
+                self._directory.used(BlockKey(group, request.keys[(place + 1) * links - 1]))
+        return False
+
+    # --- steps
+
+    def pending(self) -> bool:
+        """Say whether a plan without rows would carry anything."""
+        if not self._is_open:
+            return not self._greeted
+        if self._drops or (self._reads and self._room > 0):
+            return True
+        return bool(self._fresh) and self._room > 0 and self._writing.may_ask(self._kv.issued + 1)
+
+    @property
+    def _room(self) -> int:
+        return self._settings.most_bytes_under_way - self._bytes_under_way
+
+    def planned(self, plan: StepPlan) -> bytes | None:
+        """Begin as much as may move beside the step: what requests wait for, then what is to be stored."""
+        if not self._is_open:
+            greeting, self._greeted = not self._greeted, True
+            return _encode(Orders()) if greeting else None
+        computes = bool(plan.steady or plan.rows)
+        budget = min(self._room, self._settings.step_bytes) if computes else self._room
+        reads: list[Order] = []
+        writes: list[Order] = []
+        while self._reads and budget > 0:
+            _, move = self._reads.popleft()
+            reads.append(self._begin(move))
+            budget -= move.num_bytes
+        while self._fresh and budget > 0 and self._writing.may_ask(plan.step):
+            key = next(iter(self._fresh))
+            if self._fresh[key] > self._kv.returned:
+                break
+            del self._fresh[key]
+            if (stored := self._store(key)) is not None:
+                writes.append(self._begin(stored))
+                budget -= stored.num_bytes
+        drops, self._drops = self._drops, []
+        return _encode(Orders(reads, writes, drops)) if reads or writes or drops else None
+
+    def _store(self, key: BlockKey) -> Move | None:
+        """Return the move of a block that is still cached and that there is room for, kept until it is done."""
+        group, pool = key.group, self._kv.pools[self._kv.layout.groups[key.group].pool]
+        block = pool.find(group).get(key.key)
+        going = None if block is None else self._directory.admit(key, self._pinned)
+        if block is None or going is None:
+            return None
+        self._drops += going
+        self.counts.evicted += len(going)
+        move = self._move(key, block, None)
+        tables: list[list[int]] = [[] for _ in self._sizes]
+        tables[group].append(block)
+        self._scheduler.keep(_kept(move), tables)
+        return move
+
+    def _begin(self, move: Move) -> Order:
+        self._moves[move.order.id] = move
+        self._bytes_under_way += move.num_bytes
+        return move.order
+
+    # --- what worker halves say
+
+    def result(self, payload: bytes) -> None:
+        """Take what a rank's half tells."""
+        told = _told(payload)
+        if isinstance(told, Opened):
+            self._opened.add(told.rank)
+            if self._is_open:
+                early, self._early = self._early, []
+                for request_id in early:
+                    self._scheduler.wake(request_id)
+        elif isinstance(told, Found):
+            self._take_found(told.keys)
+        elif isinstance(told, Late):
+            self._take_late(told.ids)
+        else:
+            for each in told.ids:
+                self._take_moved(each, told.errors.get(each, ""))
+        if not self._reading.may_ask(self._kv.issued + 1):
+            while self._reads:
+                load, move = self._reads.popleft()
+                self._read_ended(load, move.order.key, "its connector is left alone for a while")
+
+    def _take_found(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self._found[key] += 1
+            if self._found[key] < self._num_ranks:
+                continue
+            del self._found[key]
+            if not self._directory.holds(key):
+                going = self._directory.admit(key, self._pinned)
+                if going is not None:
+                    self._drops += going
+                    self.counts.evicted += len(going)
+                    self._directory.stored(key)
+
+    def _take_late(self, ids: Sequence[int]) -> None:
+        late = [each for each in ids if each in self._moves]
+        if late:
+            for trouble, is_read in ((self._reading, True), (self._writing, False)):
+                trouble.late(
+                    [each for each in late if (self._moves[each].load is not None) == is_read], self._kv.issued
+                )
+            for load in [load for each in late if (load := self._moves[each].load) is not None]:
+                load.error = load.error or "it takes longer than timeout_s"
+                self._go_on(load)
+
+    def _take_moved(self, id_: int, error: str) -> None:
+        move = self._moves[id_]
+        move.error = move.error or error
+        move.num_ranks -= 1
+        if move.num_ranks:
+            return
+        del self._moves[id_]
+        self._bytes_under_way -= move.num_bytes
+        trouble = self._writing if move.load is None else self._reading
+        trouble.ended(id_, move.error, self._kv.issued)
+        error = move.error or ("it is not trusted any more" if move.distrusted else "")
+        if move.load is not None:
+            self.counts.loaded += not error
+            self.counts.failed_loads += bool(error)
+            self._read_ended(move.load, move.order.key, error)
+        else:
+            self.counts.stored += not error
+            self.counts.failed_stores += bool(error)
+            self._scheduler.release(_kept(move))
+        if error:
+            self._lose(move.order.key)
+        elif move.load is None:
+            self._directory.stored(move.order.key)
+
+    def _read_ended(self, load: Load, key: BlockKey, error: str) -> None:
+        self._pinned[key] -= 1
+        if not self._pinned[key]:
+            del self._pinned[key]
+        load.error = load.error or error
+        load.num_left -= 1
+        if not load.num_left:
+            self._go_on(load)
+            self._scheduler.release(load.name)
+
+    def _go_on(self, load: Load) -> None:
+        """Let the request that waits start: with what was brought, or without it."""
+        if load.request_id is None:
+            return
+        request_id, load.request_id = load.request_id, None
+        del self._loads[request_id]
+        if not load.error:
+            self._scheduler.loaded(request_id)
+            return
+        if self._settings.kv_load_failure_policy == "fail":
+            self._errors[request_id] = (
+                f"its cached beginning could not be loaded ({load.error}), and kv_load_failure_policy is fail; send it again."
+            )
+        self._scheduler.recompute(request_id, load.position)
+        self._scheduler.wake(request_id)
+
+
+def _kept(move: Move) -> str:
+    return f"{NAME}/{move.order.id}"

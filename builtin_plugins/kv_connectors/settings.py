@@ -1,0 +1,110 @@
+"""`--kv-transfer-config` and `--kv-offloading-size`: typed, checked once. Knows no connector but by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+from core.api import ConfigError, EngineConfig, KVTransferConfig, did_you_mean
+
+T = TypeVar("T")
+FLAG: Final = "--kv-transfer-config"
+EXTRA: Final = "kv_connector_extra_config"
+SIZE_FLAG: Final = "--kv-offloading-size"
+ALIASES: Final[Mapping[str, str]] = {"OffloadingConnector": "offload"}
+"""vLLM's names of connectors that are here."""
+IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "engine_id": (),
+    "kv_buffer_device": ("cuda", "cpu"),
+    "kv_buffer_size": (),
+    "kv_ip": ("127.0.0.1",),
+    "kv_port": (14579,),
+    "kv_rank": (0, None),
+    "kv_parallel_size": (1,),
+    "kv_connector_module_path": (None,),
+    "enable_permute_local_kv": (False,),
+}
+"""Keys of vLLM for engines that send each other blocks, with the values that ask for nothing; none: any."""
+
+
+def settings_of(config: EngineConfig) -> KVTransferConfig | None:
+    """Return the settings of a configuration; None: nothing leaves the cache. Raises `ConfigError` naming the key."""
+    options = config.options
+    given, size = dict(options.get("kv_transfer_config") or {}), options.get("kv_offloading_size")
+    if size is not None and given:
+        raise ConfigError(
+            f"{SIZE_FLAG} and {FLAG} are two connectors, and several at once are not part of this version. Leave one out."
+        )
+    if options.get("kv_offloading_backend") == "lmcache":
+        raise ConfigError("--kv-offloading-backend lmcache: no plugin brings it. Leave it out, or set native.")
+    if size is not None:
+        if not 0 < size < float("inf"):
+            raise ConfigError(f"{SIZE_FLAG} {size} is no size; state the GiB of host memory, more than 0.")
+        given = {"kv_connector": "offload", EXTRA: {"cpu_bytes_to_use": int(size * (1 << 30))}}
+    if not given:
+        return None
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError(
+            f"{SIZE_FLAG if size is not None else FLAG} needs prefix caching, by whose keys blocks are found again; "
+            "leave out --no-enable-prefix-caching."
+        )
+    return _read(given)
+
+
+def _read(given: Mapping[str, Any]) -> KVTransferConfig:
+    known = {field.name for field in fields(KVTransferConfig)}
+    for key, value in given.items():
+        if key in IDLE:
+            if IDLE[key] and value not in IDLE[key]:
+                raise ConfigError(
+                    f"{FLAG}.{key} {value!r:.100} is for engines that send each other blocks, which are not part of this "
+                    "version. Leave it out."
+                )
+        elif key not in known:
+            hint = did_you_mean(key, known)
+            raise ConfigError(
+                f"{FLAG} has no {key!r}{hint}{'' if hint else '; known: ' + ', '.join(sorted(known)) + '.'}"
+            )
+    values = {key: value for key, value in given.items() if key in known}
+    if not values.get("kv_connector"):
+        raise ConfigError(f'{FLAG} needs the name of a connector, such as {{"kv_connector": "offload"}}.')
+    values["kv_connector"] = ALIASES.get(values["kv_connector"], values["kv_connector"])
+    settings = read_fields(KVTransferConfig, values, FLAG)
+    for key in ("step_bytes", "most_bytes_under_way", "timeout_s"):
+        if not 0 < getattr(settings, key) < float("inf"):
+            raise ConfigError(f"{FLAG}.{key} must be more than 0, not {getattr(settings, key)!r}.")
+    return settings
+
+
+def read_extra(kind: type[T], settings: KVTransferConfig) -> T:
+    """Return a connector's own settings as its dataclass. Raises `ConfigError` naming the key."""
+    return read_fields(kind, settings.kv_connector_extra_config, f"{FLAG}.{EXTRA}")
+
+
+def read_fields(kind: type[T], given: Mapping[str, Any], flag: str) -> T:
+    """Return a dataclass of values that users have given, each of its field's type. Raises `ConfigError` naming the key."""
+    types, values = get_type_hints(kind), {}
+    for key, value in given.items():
+        if key not in types:
+            hint = did_you_mean(key, types)
+            raise ConfigError(f"{flag} has no {key!r}{hint}{'' if hint else '; known: ' + ', '.join(types) + '.'}")
+        values[key] = _checked(value, types[key], f"{flag}.{key}")
+    for field in fields(kind):  # type: ignore[arg-type]  # it is a dataclass
+        if field.default is field.default_factory is MISSING and field.name not in values:
+            raise ConfigError(f"{flag} needs {field.name!r}.")
+    return kind(**values)
+
+
+def _checked(value: Any, wanted: Any, flag: str) -> Any:
+    choices = get_args(wanted)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        if value not in choices:
+            raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {value!r:.100}.")
+        return value
+    if wanted is float and type(value) is int:
+        return float(value)
+    kinds = wanted if isinstance(wanted, type) else Mapping
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise ConfigError(f"{flag} must be of type {kinds.__name__}, not {value!r:.100}.")
+    return value

@@ -1,0 +1,64 @@
+"""Whether a place that blocks go to is worth asking: one that fails or does not answer is left alone for a while."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+log = logging.getLogger(__name__)
+PATIENCE: Final = 3
+"""Failures one after the other that are nobody's trouble."""
+SHORTEST_REST, LONGEST_REST = 32, 4096
+"""Steps for which it is left alone, doubled each time it fails again."""
+
+
+class Trouble:
+    """Counts failures. Time is counted in steps, so that the same calls always come to the same."""
+
+    def __init__(self, name: str, verb: str) -> None:
+        """`verb`: what it is asked to do."""
+        self._name, self._verb = name, verb
+        self.reason = ""
+        """What went wrong last; empty: all is well."""
+        self._failures = 0
+        self._rest = 0
+        self._until = 0
+        self._stuck: set[int] = set()
+        """Orders that take too long."""
+
+    @property
+    def is_degraded(self) -> bool:
+        """Say whether it failed lately and has not worked since."""
+        return bool(self._stuck) or self._failures >= PATIENCE
+
+    def may_ask(self, step: int) -> bool:
+        """Say whether to begin something in this step."""
+        return not self._stuck and step >= self._until
+
+    def late(self, ids: list[int], step: int) -> None:
+        """It still works on these orders: nothing is begun before it is done with them."""
+        if ids:
+            self._stuck.update(ids)
+            self._failed("it takes longer than timeout_s", step, PATIENCE)
+
+    def ended(self, id_: int, error: str, step: int) -> None:
+        """It is done with an order."""
+        self._stuck.discard(id_)
+        if error:
+            self._failed(error, step, 1)
+        elif self._failures and not self._stuck:
+            if self._failures >= PATIENCE:
+                log.info("%s by the KV connector %s works again", self._verb, self._name)
+            self._failures = self._rest = self._until = 0
+            self.reason = ""
+
+    def _failed(self, reason: str, step: int, count: int) -> None:
+        self._failures += count
+        self.reason = reason
+        if self._failures >= PATIENCE and step >= self._until:
+            if not self._rest:
+                log.warning(
+                    "%s by the KV connector %s fails; it is left alone for a while: %s", self._verb, self._name, reason
+                )
+            self._rest = min(LONGEST_REST, max(SHORTEST_REST, 2 * self._rest))
+            self._until = step + self._rest

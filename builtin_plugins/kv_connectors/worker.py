@@ -1,0 +1,154 @@
+"""The worker half: moves blocks between the cache and a store, in threads beside the steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from builtin_plugins.kv_connectors.blocks import CacheBlocks, fingerprint_of, seal_of
+from builtin_plugins.kv_connectors.lanes import Lane
+from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Moved, Opened, Order, Orders, Told
+from core.api import BlockKey, EngineConfig, KVConnector, KVTransferConfig, ModelError, StoreParts
+from core.contracts.scheduling import LoadedParts, WorkerParts
+from core.spec.kv import CrossAttention
+
+log = logging.getLogger(__name__)
+SURVEY_SHARE: Final = 1 / 16
+"""Of a store's size: after so many bytes written it is looked through again for what others have put there."""
+FOUND_AT_ONCE: Final = 4096
+CLOSE_S: Final = 3.0
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Orders).decode
+
+
+class Damaged(Exception):
+    """What was read is not what was written."""
+
+
+class Mover:
+    """Obeys the half beside the scheduler, and tells it what has become of each order."""
+
+    name = NAME
+
+    def __init__(self, connector: KVConnector, settings: KVTransferConfig) -> None:
+        self._connector, self._settings = connector, settings
+        self._lanes: tuple[Lane, ...] = ()
+        self._ended = threading.Event()
+        self._asked_s: float | None = None
+        """When the other half first said something, by the monotonic clock."""
+        self._is_open = False
+        self._unsurveyed = 0
+        """Bytes written since the store was looked through."""
+
+    def loaded(self, parts: LoadedParts) -> list[Any]:
+        """Remember what lays out the cache. Raises `ModelError` for one that is not found again by its tokens."""
+        if any(isinstance(layer.spec, CrossAttention) for layer in parts.model.kv_layers):
+            raise ModelError(
+                "--kv-transfer-config: what this model caches depends on what its encoder read (cross attention), so it is "
+                "not found again by its tokens. Leave KV connectors out."
+            )
+        self._backend = parts.context.attention
+        return []
+
+    def host_bytes(self, model: Any, config: EngineConfig) -> int:
+        """Return what the connector may take."""
+        return self._connector.host_bytes(model, config)
+
+    def attach(self, parts: WorkerParts) -> None:
+        """Open the store. Raises `ConfigError` where it cannot work."""
+        group, pipeline, layout = parts.group, parts.pipeline, parts.layout
+        self._rank, num_ranks = pipeline.rank * group.size + group.rank, pipeline.size * group.size
+        fingerprint = fingerprint_of(parts.config, layout, self._backend, parts.device, self._rank, num_ranks)
+        self._outgoing, self._incoming = CacheBlocks(layout, parts.memory), CacheBlocks(layout, parts.memory)
+        self._block_bytes = self._outgoing.block_bytes
+        self._send = parts.tell
+        store_parts = StoreParts(layout, self._rank, num_ranks, fingerprint, self._block_bytes)
+        self._store = self._connector.store(store_parts)
+        directory = self._connector.directory(layout, group.size)
+        self._survey_bytes = int(directory.most_bytes * SURVEY_SHARE)
+        self._reads = Lane("kv-read", self._read, self._moved)
+        self._writes = Lane("kv-write", self._write, self._moved)
+        self._lanes = self._reads, self._writes
+        threading.Thread(target=self._watch, name="kv-watch", daemon=True).start()
+
+    def begin(self, payload: bytes | None) -> None:
+        """Take what begins with a step; with the first of it the store is looked through."""
+        if payload is not None:
+            if self._asked_s is None:
+                self._asked_s = time.monotonic()
+                self._writes.put([], self._open)
+            orders = _decode(payload)
+            if orders.reads:
+                self._reads.put(orders.reads)
+            if orders.writes or orders.drops:
+                self._writes.put(orders.writes, lambda: self._drop(orders.drops))
+
+    def close(self) -> None:
+        """Let the threads do what they have, for a moment, and end them."""
+        self._ended.set()
+        ended = [lane.close(CLOSE_S) for lane in self._lanes]
+        if ended and all(ended):
+            self._store.close()
+        self._lanes = ()
+
+    # --- in the threads
+
+    def _open(self) -> None:
+        self._survey()
+        self._say_open()
+
+    def _say_open(self) -> None:
+        self._is_open = True
+        self._tell(Opened(self._rank))
+
+    def _survey(self) -> None:
+        self._unsurveyed = 0
+        try:
+            found = list(self._store.survey())
+        except Exception:
+            log.exception("the KV connector %s cannot say what it has", self._settings.kv_connector)
+            return
+        for at in range(0, len(found), FOUND_AT_ONCE):
+            self._tell(Found(self._rank, found[at : at + FOUND_AT_ONCE]))
+
+    def _drop(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            try:
+                self._store.drop(key)
+            except Exception:
+                log.exception("the KV connector %s cannot drop a block", self._settings.kv_connector)
+
+    def _write(self, order: Order) -> None:
+        with self._outgoing.read(order.key.group, order.block) as block:
+            self._store.write(order.key, block, seal_of(order.key, block, self._store.seal))
+        self._unsurveyed += self._block_bytes[order.key.group]
+        if self._unsurveyed > self._survey_bytes:
+            self._survey()
+
+    def _read(self, order: Order) -> None:
+        with self._incoming.fill(order.key.group, order.block) as block:
+            seal = self._store.read(order.key, block)
+            if seal != seal_of(order.key, block, self._store.seal):
+                raise Damaged("what was read is not what was written")
+
+    def _moved(self, orders: Sequence[Order], errors: dict[int, str]) -> None:
+        if orders:
+            self._tell(Moved(self._rank, [order.id for order in orders], errors))
+
+    def _watch(self) -> None:
+        """Say what takes too long; who waits for it goes on without."""
+        timeout_s = self._settings.timeout_s
+        while not self._ended.wait(min(1.0, timeout_s / 4)):
+            if not self._is_open and self._asked_s is not None and time.monotonic() - self._asked_s > timeout_s:
+                self._say_open()  # what the store has will be known later
+            late = [each for lane in self._lanes for each in lane.late(timeout_s)]
+            if late:
+                self._tell(Late(self._rank, late))
+
+    def _tell(self, told: Told) -> None:
+        self._send(_encode(told))

@@ -1,0 +1,139 @@
+"""KV connectors: places behind the device's cache that its blocks go to and come back from.
+
+A connector moves bytes under keys that the core has made, so it can lose what it has and never invent a token. When
+blocks move, for whom, how many at once, and whether what came back is what was sent is decided outside of it
+(`builtin_plugins/kv_connectors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from core.config import EngineConfig
+    from core.contracts.models import Model
+    from core.spec.kv import KVLayout
+
+    Block = Sequence[npt.NDArray[np.uint8]]
+    """A block's bytes on one rank: a contiguous array for each of its layer slots, in host memory."""
+
+
+class BlockKey(NamedTuple):
+    """The name of a full block: its KV group, and the key of the prefix chain that ends with it."""
+
+    group: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVTransferConfig:
+    """`--kv-transfer-config`; names as in vLLM."""
+
+    kv_connector: str
+    """Entry of kind `kv_connectors`."""
+    kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+    """A producer loads nothing, a consumer stores nothing."""
+    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    """What becomes of a request whose blocks do not come."""
+    kv_connector_extra_config: Mapping[str, Any] = field(default_factory=dict)
+    """The connector's own settings."""
+    step_bytes: int = 16 << 20
+    """Bytes that may begin to move with a step that computes, on each rank: more of them, and steps wait for memory."""
+    most_bytes_under_way: int = 256 << 20
+    """Bytes that may be on their way at once, on each rank; the blocks they are of are nobody else's meanwhile."""
+    timeout_s: float = 30.0
+    """A request that has waited so long for blocks is computed without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """What a store knows of the rank it is on."""
+
+    layout: KVLayout
+    rank: int
+    num_ranks: int
+    fingerprint: str
+    """The same, as hexadecimal digits, wherever bytes of a block mean the same; the rank is part of it."""
+    block_bytes: Sequence[int]
+    """What a block has on this rank, by KV group."""
+
+
+class KVStore(Protocol):
+    """The half on a rank. Raises whatever it likes: the block counts as lost.
+
+    `survey`, `write` and `drop` are called in one thread of their own, `read` in another.
+    """
+
+    seal: Literal["sum", "crc32"]
+    """How it is made sure that what is read is what was written: sums of words at the speed of memory, for memory; or
+    checksums, for what crosses anything else."""
+
+    def survey(self) -> Iterable[BlockKey]:
+        """Return what it has from before, or from others, the least recently used first. Called again now and then."""
+
+    def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
+        """Keep a block and its seal until `drop`. Afterwards, or when it has raised, `block` is not looked at again."""
+
+    def read(self, key: BlockKey, block: Block) -> bytes:
+        """Fill `block` and return the seal it was written with. Raises where it is gone; what is in `block` then, does
+        not matter."""
+
+    def drop(self, key: BlockKey) -> None:
+        """Make room; the key may be unknown."""
+
+    def close(self) -> None:
+        """End what works for it; no other method is called at the time or later."""
+
+
+class KVDirectory(Protocol):
+    """The half beside the scheduler: what there is, on all ranks. Every method is a moment's work, in the scheduler's
+    thread; it learns of the stores through what it is told."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes it may hold, on each rank."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it holds or has room made for, on each rank."""
+
+    def holds(self, key: BlockKey) -> bool:
+        """Say whether a block can be read: `stored` was called for it."""
+
+    def admit(self, key: BlockKey, pinned: Container[BlockKey]) -> list[BlockKey] | None:
+        """Make room for a block it does not hold and return those that go for it, none of `pinned`; None: no room."""
+
+    def stored(self, key: BlockKey) -> None:
+        """A block that was admitted is there, on every rank."""
+
+    def used(self, key: BlockKey) -> None:
+        """A request begins with a block; the key may be unknown."""
+
+    def lost(self, key: BlockKey) -> None:
+        """A block that was admitted is not there, or not to be trusted; the key may be unknown."""
+
+
+class KVConnector(Protocol):
+    """Target of an entry of kind `kv_connectors`; constructed wherever one of its halves is, with
+    (config, settings): the `EngineConfig` and the `KVTransferConfig`.
+
+    Raises `ConfigError` for settings it does not know or cannot serve, naming them.
+    """
+
+    @staticmethod
+    def trial(folder: str) -> Mapping[str, Any]:
+        """Return settings (`kv_connector_extra_config`) to try it with, for a few small blocks; `folder` is empty."""
+
+    def directory(self, layout: KVLayout, num_ranks: int) -> KVDirectory:
+        """Return the half beside the scheduler, for ranks that split every layer."""
+
+    def store(self, parts: StoreParts) -> KVStore:
+        """Return the half on one rank. Raises `ConfigError` where it cannot work: the engine does not start."""
+
+    def host_bytes(self, model: Model, config: EngineConfig) -> int:
+        """Return what it takes of this rank's memory, at most."""

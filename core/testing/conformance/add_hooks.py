@@ -1,0 +1,42 @@
+"""What every hook that a plugin adds for others must keep."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from core.plugin.entry import PROJECT
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+
+def check_adds_a_hook(subject: Subject) -> None:
+    """Whatever is returned has functions marked with `@hookspec`."""
+    assert list(_hooks(subject)), f"{subject.entry.name}: engine_add_hooks returned nothing marked with @hookspec."
+
+
+def check_hooks_say_what_they_ask_for(subject: Subject) -> None:
+    """Authors of other plugins read the docstring, and nothing else."""
+    for name, hook in _hooks(subject):
+        assert inspect.getdoc(hook), (
+            f"{subject.entry.name}: hook {name} has no docstring; say what is asked, and of what type."
+        )
+
+
+def check_hooks_can_be_asked(subject: Subject) -> None:
+    """`registry.ask` finds each: nobody implements it yet, or whoever does answers."""
+    for name, hook in _hooks(subject):
+        arguments = dict.fromkeys(inspect.signature(hook).parameters)
+        try:
+            subject.target.registry.ask(name, **arguments)
+        except AttributeError as error:
+            raise AssertionError(f"{subject.entry.name}: hook {name} cannot be asked: {error}") from error
+
+
+def _hooks(subject: Subject) -> Iterator[tuple[str, Any]]:
+    for specifications in subject.target.given():
+        for name, value in vars(specifications).items():
+            if hasattr(value, f"{PROJECT}_spec"):
+                yield name, value

@@ -1,0 +1,139 @@
+"""What every half of a feature must keep, whichever it is: a name, methods that can be called, and requests that end.
+
+The halves beside scheduler and worker run in an engine of the fake model, with every answer looked at as it is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from core import contracts
+from core.config.build import config_from_kwargs
+from core.engine.llm import LLM
+from core.plugin import load_plan, make_plan
+from core.testing.conformance.joints import JOINTS, Joint
+from core.testing.conformance.signatures import assert_takes
+from core.testing.watched import watch
+from core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+MOST_STEPS: Final = 600
+"""Far more than the requests below take, even one after the other."""
+_FAKE: Final = "core.testing.fake_model"
+_SETTINGS: Final[Mapping[str, Any]] = {
+    "model": "fake:",
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "max_model_len": 64,
+    "block_size": 4,
+    "skip_tokenizer_init": True,
+    "log_level": "error",
+    "dtype": "float32",
+}
+_PROMPTS: Final = tuple(
+    [2 + (seed * 7 + i * i) % 60 for i in range(count)] for seed, count in enumerate((3, 30, 9, 17, 5))
+)
+Outcome = tuple[list[int], str | None]
+
+
+def check_has_a_name(subject: Subject) -> None:
+    """Payloads, calls and bytes of requests go by it."""
+    for extension in subject.target.given():
+        name = getattr(extension, "name", None)
+        good = isinstance(name, str) and bool(name)
+        assert good, f"{type(extension).__name__}: name is {name!r}; set it to a text."
+
+
+def check_methods_can_be_called_as_the_contract_says(subject: Subject) -> None:
+    """Those that are there are called; none has to be, but one under another name never is."""
+    contract = getattr(contracts, JOINTS[subject.kind].contract)
+    asked = {name: value for name, value in vars(contract).items() if inspect.isfunction(value) and name[0] != "_"}
+    for extension in subject.target.given():
+        present = [name for name in asked if callable(getattr(extension, name, None))]
+        assert present, f"{type(extension).__name__} has none of the methods {', '.join(asked)}; it would do nothing."
+        for name in present:
+            assert_takes(type(extension), name, asked[name])
+
+
+def check_every_request_ends(subject: Subject) -> None:
+    """Whoever is parked is woken, nobody is held back for ever, and no request fails."""
+    for ahead in (False, True):
+        for tokens, reason in outcomes(subject, async_scheduling=ahead):
+            assert reason in ("stop", "length", "abort"), f"{_who(subject)}: a request ended with {reason!r}: {tokens}."
+
+
+def check_what_was_held_is_given_back(subject: Subject) -> None:
+    """Behind the last request no block is in use: whoever keeps some in `finished` calls `release`."""
+    with _engine(subject) as llm:
+        _run(subject, llm)
+        llm.core.scheduler.check()
+        usage, parked = llm.core.scheduler.kv_usage, llm.core.scheduler.num_parked
+        assert not usage, f"{_who(subject)}: {usage:.0%} of the blocks are still held when every request has ended."
+        assert not parked, f"{_who(subject)}: {parked} requests are parked when every request has ended."
+
+
+def check_tokens_are_the_same_again(subject: Subject) -> None:
+    """In a second engine, a step ahead, and with so few blocks that requests are preempted: the same tokens."""
+    expected = outcomes(subject)[:-1]  # but of the aborted one, which ends wherever it is
+    for what, settings in (
+        ("in a second engine", {}),
+        ("a step ahead (async_scheduling)", {"async_scheduling": True}),
+        ("with few blocks (preemption)", {"num_gpu_blocks_override": 17}),
+    ):
+        found = outcomes(subject, **settings)[:-1]
+        assert found == expected, f"{_who(subject)}: {what}, {found} was generated, not {expected}."
+
+
+def check_tokens_do_not_depend_on_neighbours(subject: Subject) -> None:
+    """What a request gets alone it gets among others."""
+    together = outcomes(subject)
+    for index in (0, 1):
+        alone = outcomes(subject, [_PROMPTS[index]])
+        assert alone[0] == together[index], f"{_who(subject)}: alone {alone[0]}, among others {together[index]}."
+
+
+def outcomes(subject: Subject, prompts: Sequence[list[int]] = _PROMPTS, **settings: Any) -> list[Outcome]:
+    """Return tokens and end of each prompt, in an engine of its own; the last of several is aborted on its way."""
+    with _engine(subject, **settings) as llm:
+        return _run(subject, llm, prompts)
+
+
+def _run(subject: Subject, llm: LLM, prompts: Sequence[list[int]] = _PROMPTS) -> list[Outcome]:
+    found: dict[str, Outcome] = {}
+    for index, prompt in enumerate(prompts):
+        sampling = SamplingParams(temperature=0.7, seed=len(prompt), max_tokens=9, ignore_eos=True, detokenize=False)
+        llm.add_request(str(index), {"prompt_token_ids": prompt}, sampling)
+    for step in range(MOST_STEPS):
+        for output in llm.step():
+            if output.finished:
+                found[output.request_id] = list(output.outputs[0].token_ids), output.outputs[0].finish_reason
+        if step == 6 and len(prompts) > 1:
+            llm.abort(str(len(prompts) - 1))
+            found.setdefault(str(len(prompts) - 1), ([], "abort"))
+        if not llm.has_unfinished_requests():
+            break
+    lost = [index for index in range(len(prompts)) if str(index) not in found]
+    assert not lost, f"{_who(subject)}: requests {lost} of {len(prompts)} have not ended after {MOST_STEPS} steps."
+    return [found[str(index)] for index in range(len(prompts))]
+
+
+@contextmanager
+def _engine(subject: Subject, **settings: Any) -> Iterator[LLM]:
+    """Yield an engine of the fake model with the subject's plugin; raise `AssertionError` for what its halves did wrong."""
+    joint: Joint = subject.target
+    registry = load_plan(make_plan([joint.word, _FAKE]))
+    options = joint.examples.get("EXAMPLE_OPTIONS", {})
+    config = config_from_kwargs({**_SETTINGS, **options, **settings}, registry.options())
+    breaches = watch(registry)
+    with LLM.from_config(config, registry) as llm:
+        yield llm
+    assert not breaches, f"{_who(subject)}: {breaches[0]}."
+
+
+def _who(subject: Subject) -> str:
+    return f"the {JOINTS[subject.kind].noun} of {subject.entry.name!r}"

@@ -1,0 +1,75 @@
+"""The joints that are no kinds: hooks that give halves of features, options, model names and hooks of others.
+
+A plugin's module may state what its joints are tried with: `EXAMPLE_OPTIONS`, values of its options with which they are on;
+`EXAMPLE_REQUESTS`, what clients give an admission extension; `EXAMPLE_MODELS`, names that it finds models by.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from core.config import EngineConfig
+from core.config.build import config_from_kwargs
+from core.plugin import PluginRef, Registry
+from core.plugin.kinds import Kind
+
+JOINTS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        joint.name: joint
+        for joint in (
+            Kind("admission_extensions", "admission extension", "AdmissionExtension", "all"),
+            Kind("scheduler_extensions", "scheduler extension", "SchedulerExtension", "all"),
+            Kind("runner_extensions", "runner extension", "RunnerExtension", "all"),
+            Kind("options", "option", "Option", "all"),
+            Kind("find_model", "finder of models", "ModelSource", "all"),
+            Kind("add_hooks", "hook for others", "hookspec", "all"),
+        )
+    }
+)
+"""By the name of the hook without `engine_`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What one plugin brings at one joint, and how to have it again."""
+
+    plugin: PluginRef
+    registry: Registry
+    config: EngineConfig
+    """With the plugin's `EXAMPLE_OPTIONS`."""
+    given: Callable[[], Any]
+    """Asks the plugin's hook again and returns its answer."""
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    """What the plugin's module states: its names that begin with `EXAMPLE_`."""
+
+    @property
+    def word(self) -> str:
+        """What selects the plugin, as after `--plugins`."""
+        return self.plugin.name if self.plugin.distribution else self.plugin.target
+
+
+def joints(registry: Registry, ref: PluginRef) -> Iterator[tuple[str, Joint]]:
+    """Yield each joint that a plugin implements, by name; of a half only where its hook gives one."""
+    module = sys.modules[f"engine_local_{ref.name}" if ref.is_file else ref.target]
+    stated = {name: value for name, value in vars(module).items() if name.startswith("EXAMPLE_")}
+    config = config_from_kwargs(stated.get("EXAMPLE_OPTIONS", {}), registry.options())
+    implemented = registry.hooks.implemented(ref.name)
+    for name, kind in JOINTS.items():
+        if kind.hook in implemented:
+            joint = Joint(ref, registry, config, _asking(registry, ref, kind.hook, config), stated)
+            if not name.endswith("_extensions") or joint.given():
+                yield name, joint
+
+
+def _asking(registry: Registry, ref: PluginRef, hook: str, config: EngineConfig) -> Callable[[], Any]:
+    arguments: dict[str, Any] = {"config": config, "registry": registry} if hook.endswith("_extensions") else {}
+    arguments |= {"model": "", "config": config} if hook == "engine_find_model" else {}
+
+    def given() -> Any:
+        return next(answer for owner, answer in registry.hooks.call(hook, **arguments) if owner == ref)
+
+    return given

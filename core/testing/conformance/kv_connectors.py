@@ -1,0 +1,166 @@
+"""What every KV connector must hold to: what it says it has is what was written, or it says that it has not.
+
+Whole engines over a connector that fails are tried with `core.testing.kv_faults`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from core.contracts import BlockKey, KVTransferConfig, StoreParts
+from core.spec.kv import FullAttention, GroupLayout, KVLayout, PoolLayout, SlidingWindow
+
+if TYPE_CHECKING:
+    from core.testing.conformance import Subject
+
+_SLOT_BYTES = (256, 96)
+_SLOTS = (3, 1)
+LAYOUT = KVLayout(
+    groups=[
+        GroupLayout(FullAttention(1, 8, "float32"), [0, 1, 2], 4, 0),
+        GroupLayout(SlidingWindow(1, 3, "float32", window=8), [3], 4, 1),
+    ],
+    pools=[PoolLayout(8, _SLOT_BYTES[0], _SLOTS[0]), PoolLayout(8, _SLOT_BYTES[1], _SLOTS[1])],
+    hash_block_size=4,
+)
+"""Two groups whose blocks have unequal bytes."""
+
+
+def check_what_is_written_is_read(subject: Subject) -> None:
+    """Every byte of every part, and the seal, of several groups in any order."""
+    with _opened(subject) as (_, store):
+        blocks = {_key(i): _block(i) for i in range(6)}
+        for key, block in blocks.items():
+            store.write(key, block, _seal(key))
+        for key, block in reversed(blocks.items()):
+            found = _empty(key.group)
+            assert store.read(key, found) == _seal(key), f"{subject.entry.name}: another seal came back."
+            assert all(map(np.array_equal, found, block)), f"{subject.entry.name}: other bytes came back."
+
+
+def check_what_is_written_again_is_the_newer(subject: Subject) -> None:
+    """A key may be dropped and come again, and the caller's memory is its own after `write`."""
+    with _opened(subject) as (_, store):
+        key, block = _key(0), _block(1, group=0)
+        store.write(key, block, _seal(key))
+        store.drop(key)
+        newer = [part + 1 for part in block]
+        store.write(key, newer, b"n" * 16)
+        for part in newer:
+            part += 1
+        found = _empty(0)
+        assert store.read(key, found) == b"n" * 16, f"{subject.entry.name}: the old seal came back."
+        expected = [part + 1 for part in block]
+        assert all(map(np.array_equal, found, expected)), f"{subject.entry.name}: it is not what was written last."
+
+
+def check_what_it_does_not_have_is_no_block(subject: Subject) -> None:
+    """Reading what was never written, or was dropped, raises; dropping it does nothing."""
+    with _opened(subject) as (_, store):
+        store.write(_key(0), _block(0), _seal(_key(0)))
+        store.drop(_key(0))
+        store.drop(_key(2))
+        for key in (_key(0), _key(1), _key(2)):
+            try:
+                store.read(key, _empty(key.group))
+            except Exception:  # noqa: BLE001 - whatever it raises says that it is gone
+                continue
+            raise AssertionError(f"{subject.entry.name}: it has read a block that is not there; raise instead.")
+
+
+def check_keys_of_groups_are_told_apart(subject: Subject) -> None:
+    """One chain's key names a block in each group."""
+    with _opened(subject) as (_, store):
+        first, second = BlockKey(0, b"k" * 32), BlockKey(1, b"k" * 32)
+        store.write(first, _block(0, group=0), b"a" * 16)
+        store.write(second, _block(1, group=1), b"b" * 16)
+        seals = store.read(first, _empty(0)), store.read(second, _empty(1))
+        assert seals == (b"a" * 16, b"b" * 16), f"{subject.entry.name}: keys of two groups are taken for one."
+
+
+def check_the_survey_names_what_can_be_read(subject: Subject) -> None:
+    """Another store over the same place has what it says it has, of its own fingerprint only."""
+    with _opened(subject) as (connector, store):
+        for i in range(4):
+            store.write(_key(i), _block(i), _seal(_key(i)))
+        again = connector.store(_parts())
+        for key in again.survey():
+            assert again.read(key, _empty(key.group)) == _seal(key), (
+                f"{subject.entry.name}: the survey names what is not there."
+            )
+        again.close()
+        other = connector.store(_parts("f" * 64))
+        assert not list(other.survey()), f"{subject.entry.name}: it names blocks of another fingerprint."
+        other.close()
+
+
+def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
+    """It never holds more than it may, lets nothing go that is pinned, and holds what was stored and neither lost nor let go."""
+    with _opened(subject) as (connector, _):
+        directory = connector.directory(LAYOUT, 1)
+        sizes = [LAYOUT.pools[group.pool].block_bytes for group in LAYOUT.groups]
+        held: set[BlockKey] = set()
+        pinned = {_key(0), _key(1)}
+        for i in range(3 * directory.most_bytes // min(sizes)):
+            key = _key(i)
+            going = directory.admit(key, pinned)
+            if going is None:
+                continue
+            assert not pinned & {*going}, f"{subject.entry.name}: a pinned block was let go."
+            held -= {*going}
+            if i % 5 == 2:
+                directory.lost(key)
+            else:
+                directory.stored(key)
+                held.add(key)
+            directory.used(_key(i // 2))
+            assert directory.num_bytes <= directory.most_bytes, f"{subject.entry.name}: it holds more than it may."
+            assert directory.num_bytes == sum(sizes[each.group] for each in held), (
+                f"{subject.entry.name}: it miscounts."
+            )
+        assert held, f"{subject.entry.name}: it holds nothing."
+        for i in range(3 * directory.most_bytes // min(sizes)):
+            assert directory.holds(_key(i)) == (_key(i) in held), (
+                f"{subject.entry.name}: it holds others than were stored."
+            )
+        directory.lost(_key(10**6))
+
+
+@contextmanager
+def _opened(subject: Subject) -> Iterator[tuple[Any, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = KVTransferConfig(subject.entry.name, kv_connector_extra_config=subject.target.trial(folder))
+        connector = subject.target(subject.config, settings)
+        store = connector.store(_parts())
+        try:
+            yield connector, store
+        finally:
+            store.close()
+
+
+def _parts(fingerprint: str = "0" * 64) -> StoreParts:
+    block_bytes = [LAYOUT.pools[group.pool].block_bytes for group in LAYOUT.groups]
+    return StoreParts(LAYOUT, 0, 1, fingerprint, block_bytes)
+
+
+def _key(index: int) -> BlockKey:
+    return BlockKey(index % 2, index.to_bytes(32, "big"))
+
+
+def _block(index: int, group: int | None = None) -> list[Any]:
+    group = index % 2 if group is None else group
+    numbers = np.random.default_rng(index)
+    return [numbers.integers(0, 255, _SLOT_BYTES[group], dtype=np.uint8) for _ in range(_SLOTS[group])]
+
+
+def _empty(group: int) -> list[Any]:
+    return [np.zeros(_SLOT_BYTES[group], np.uint8) for _ in range(_SLOTS[group])]
+
+
+def _seal(key: BlockKey) -> bytes:
+    return key.key[-16:]

@@ -1,0 +1,117 @@
+"""The plugin `core.testing.kv_faults`: a connector that goes wrong as it is told, over one that does not.
+
+`{"kv_connector": "faulty", "kv_connector_extra_config": {"over": "offload", "fault": "corrupting", "settings": {...}}}`, the
+settings being those of `over`. Whatever goes wrong, the tokens are those without a connector.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from core.api import (
+    BlockKey,
+    ConfigError,
+    EngineConfig,
+    Entry,
+    KVDirectory,
+    KVStore,
+    KVTransferConfig,
+    StoreParts,
+    hookimpl,
+)
+from core.plugin import load_plan, make_plan
+
+if TYPE_CHECKING:
+    from core.contracts.kv_connectors import Block
+
+FAULTS: Final = ("none", "slow", "hanging", "failing", "failing_writes", "partial", "corrupting", "vanishing", "lying")
+SLOW_S: Final = 0.02
+
+
+@hookimpl
+def engine_kv_connectors() -> list[Entry]:
+    return [Entry("faulty", "core.testing.kv_faults:Faulty", "another connector, with a fault")]
+
+
+class Faulty:
+    """Connector `faulty`."""
+
+    def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
+        extra = settings.kv_connector_extra_config
+        self._fault, over = extra.get("fault", "none"), extra.get("over", "offload")
+        if self._fault not in FAULTS:
+            raise ConfigError(f"there is no fault {self._fault!r}; there are {', '.join(FAULTS)}.")
+        registry = load_plan(make_plan(extra.get("plugins", ())))
+        target = registry.load(registry.choose("kv_connectors", over))
+        self._inner = target(config, replace(settings, kv_connector_extra_config=extra.get("settings", {})))
+
+    @staticmethod
+    def trial(folder: str) -> Mapping[str, Any]:
+        """Host memory without a fault."""
+        return {"settings": {"cpu_bytes_to_use": 1 << 20}}
+
+    def directory(self, layout: Any, num_ranks: int) -> KVDirectory:
+        """Return the other one's."""
+        made: KVDirectory = self._inner.directory(layout, num_ranks)
+        return made
+
+    def store(self, parts: StoreParts) -> KVStore:
+        """Return the other one's, with the fault."""
+        return FaultyStore(self._inner.store(parts), self._fault)
+
+    def host_bytes(self, model: Any, config: EngineConfig) -> int:
+        """Return what the other one takes."""
+        taken: int = self._inner.host_bytes(model, config)
+        return taken
+
+
+class FaultyStore:
+    """A store over another. What it says it has written, and what it reads, is as wrong as the fault has it."""
+
+    def __init__(self, inner: KVStore, fault: str) -> None:
+        self._inner, self._fault = inner, fault
+        self.seal = inner.seal
+        self.closed = threading.Event()
+        """Ends what hangs."""
+
+    def survey(self) -> Iterable[BlockKey]:
+        """Return what there is."""
+        return self._inner.survey()
+
+    def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
+        """Write, or only say so."""
+        if self._fault == "failing_writes":
+            raise OSError(28, "No space left on device")
+        if self._fault == "slow":
+            self.closed.wait(SLOW_S)
+        if self._fault == "lying":
+            return
+        self._inner.write(key, block, seal)
+
+    def read(self, key: BlockKey, block: Block) -> bytes:
+        """Read as the fault has it."""
+        if self._fault in ("slow", "hanging"):
+            self.closed.wait(SLOW_S if self._fault == "slow" else None)
+        if self._fault == "failing":
+            raise OSError(5, "Input/output error")
+        if self._fault == "vanishing":
+            self._inner.drop(key)
+        if self._fault == "partial":
+            block[0][: len(block[0]) // 2] = 7
+            raise OSError("the connection broke")
+        seal = self._inner.read(key, block)
+        if self._fault == "corrupting":
+            block[-1][len(block[-1]) // 3] ^= 1
+        return seal
+
+    def drop(self, key: BlockKey) -> None:
+        """Drop."""
+        self._inner.drop(key)
+
+    def close(self) -> None:
+        """Let what hangs end."""
+        self.closed.set()
+        self._inner.close()

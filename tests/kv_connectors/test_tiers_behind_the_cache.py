@@ -1,0 +1,152 @@
+"""What the cache has no room for comes back: the tokens are those without, and nothing is computed twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core import LLM, SamplingParams
+from core.errors import EngineError
+from core.testing.checkpoints import make_checkpoint
+from tests.kv_connectors.trial import PROMPTS, open_llm, run, traffic
+
+CONNECTORS: dict[str, dict[str, Any]] = {
+    "offload": {"cpu_bytes_to_use": 4 << 20},
+    "offload, arc": {"cpu_bytes_to_use": 4 << 20, "eviction_policy": "arc"},
+    "disk": {"folder": "blocks"},
+}
+
+
+@pytest.fixture(scope="module", params=["fake:", "windowed:"])
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(model: str) -> list[list[int]]:
+    with open_llm(model=model) as llm:
+        return run(llm)[0]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_a_second_turn_finds_all_it_can(
+    model: str, expected: list[list[int]], connector: str, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the folder's name is relative
+    plugins = [str(Path(__file__).parents[2] / "tests/proofs/features/windowed.py"), "core.testing.fake_model"]
+    with open_llm(
+        connector.partition(",")[0], CONNECTORS[connector], model=model, async_scheduling=ahead, plugins=plugins
+    ) as llm:
+        assert run(llm)[0] == expected
+        assert llm.reset_prefix_cache()
+        for _ in range(2):
+            tokens, found = run(llm)
+            assert tokens == expected
+            assert min(found) == 64  # of 70 tokens the last full block
+        assert traffic(llm).counts.loaded > len(PROMPTS)
+        assert traffic(llm).counts.failed_loads == 0
+
+
+def test_blocks_survive_the_engine_on_disk_and_are_not_those_of_another_layout(tmp_path: Path) -> None:
+    extra = {"folder": str(tmp_path)}
+    with open_llm("disk", extra) as llm:
+        want = run(llm)[0]
+    with open_llm("disk", extra) as llm:
+        tokens, found = run(llm)
+        assert tokens == want
+        assert min(found) == 64
+        assert traffic(llm).counts.loaded >= 60
+    with open_llm("disk", extra, dtype="bfloat16") as llm:
+        assert max(run(llm)[1]) == 0
+
+
+def test_a_small_tier_lets_blocks_go_and_keeps_to_its_bytes(tmp_path: Path) -> None:
+    with open_llm() as llm:
+        want = run(llm)[0]
+    most = 30 * 1024
+    with open_llm("disk", {"folder": str(tmp_path), "max_bytes": most}) as llm:
+        for _ in range(2):
+            assert run(llm)[0] == want
+        half = traffic(llm)
+        assert half.counts.evicted > 0
+        assert 0 < half._directory.num_bytes <= most
+    heads = 64 * 1024  # what files have besides blocks is little
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*-*")) <= most + heads
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(role: str, tmp_path: Path) -> None:
+    with open_llm("disk", {"folder": str(tmp_path)}, transfer={"kv_role": role}) as llm:
+        run(llm)
+        run(llm)
+        counts = traffic(llm).counts
+        assert (counts.stored > 0) == (role == "kv_producer")
+        assert counts.loaded == 0
+
+
+def test_an_aborted_request_leaves_nothing_behind() -> None:
+    extra = {"over": "offload", "fault": "slow", "settings": {"cpu_bytes_to_use": 4 << 20}}
+    with open_llm("faulty", extra) as llm:
+        run(llm)
+        assert llm.reset_prefix_cache()
+        llm.add_request("gone", PROMPTS[0], SamplingParams(max_tokens=5, detokenize=False))
+        while not traffic(llm)._loads:
+            llm.step()
+        llm.abort("gone")
+        assert run(llm)[1][0] == 64
+        assert not llm.core.scheduler._life.kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "architecture",
+    ["Qwen3ForCausalLM", "Gemma2ForCausalLM", "DeepseekV3ForCausalLM", "FalconH1ForCausalLM", "Mamba2ForCausalLM"],
+)
+@pytest.mark.parametrize("connector", ["offload", "disk"])
+def test_every_kind_of_group_comes_back(architecture: str, connector: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
+    prompts = [[(7 * i + 3 * j * j) % 290 for j in range(100)] for i in range(3)]
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, detokenize=False)
+    options: dict[str, Any] = {
+        "dtype": "float32", "block_size": 16, "mamba_block_size": 32, "max_model_len": 128,
+        "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 4, "num_threads": 1,
+    }  # fmt: skip
+    extra = {"offload": {"cpu_bytes_to_use": 64 << 20}, "disk": {"folder": str(tmp_path / "blocks")}}[connector]
+    given = {"kv_connector": connector, "kv_connector_extra_config": extra}
+    with LLM(str(folder), kv_transfer_config=given, **options) as llm:
+        want = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+        assert llm.reset_prefix_cache()
+        again = llm.generate(prompts, params, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in again] == want
+        assert min(o.num_cached_tokens or 0 for o in again) == 96
+        assert traffic(llm).counts.loaded > 0
+
+
+@pytest.mark.slow
+def test_cross_attention_is_refused_by_name(tmp_path: Path) -> None:
+    folder = make_checkpoint("BartForConditionalGeneration", tmp_path / "model", seed=1)
+    with pytest.raises(EngineError, match="cross attention"):
+        LLM(str(folder), kv_offloading_size=0.1, dtype="float32", max_model_len=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [(2, 1), (1, 2)], ids=["tensor 2", "pipeline 2"])
+def test_every_rank_keeps_its_own_part(split: tuple[int, int], tmp_path: Path) -> None:
+    folder = make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1)
+    prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    given = {"kv_connector": "disk", "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")}}
+    tensor, pipeline = split
+    for turn in range(2):
+        with LLM(
+            str(folder), tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, kv_transfer_config=given,
+            dtype="float32", max_model_len=96, kv_cache_memory_bytes=8 << 20, max_num_seqs=4,
+        ) as llm:  # fmt: skip
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            if turn:
+                assert min(o.num_cached_tokens or 0 for o in outputs) == 48
+                assert [o.outputs[0].token_ids for o in outputs] == want
+            want = [o.outputs[0].token_ids for o in outputs]
