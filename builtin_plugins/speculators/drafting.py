@@ -162,11 +162,12 @@ class Drafting:
         if self._checked[0]:
             counts = dict(zip(*self._checked, strict=True))
             drafted = [counts.get(row, 0) for row in rows]
-            self._pace.tried(seconds)
         num_plain = len(rows) + sum(self._checked[1])
         costs = self._pace.costs
         (costs.take_prompts if self._num_tokens > num_plain else costs.take)(self._num_tokens, seconds)
         accepted = self._verified(rows, drafted, sampled)
+        if self._checked[0]:
+            self._pace.tried(seconds, sum(accepted) / len(rows))
         wanted = self._want(speculator, rows, sampled)
         checked = [place for place, count in enumerate(drafted) if count]
         report = Report.of(

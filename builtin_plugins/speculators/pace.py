@@ -28,9 +28,11 @@ TRIALS: Final = 4
 KEPT: Final = 8
 """Steps of a size, the last ones, of which the shortest counts."""
 TRIAL_S: Final = 0.1
-"""Time that trials of sizes may have lost, from the start ..."""
+"""Time that trials of sizes may have lost from the start, ..."""
 TRIAL_SHARE: Final = 0.01
-"""... and for each second of steps."""
+"""... and for each second of steps; it is saved up to as much as a step takes, so that large models are tried, too."""
+MISJUDGED: Final = 4
+"""So many times what was reckoned a trial may count: of longer ones it is another process that made them so."""
 LONGEST_REST: Final = 256
 """Steps."""
 
@@ -100,19 +102,24 @@ class Pace:
         self._likely = LIKELY
         self._trial_s = TRIAL_S
         """Time that may be lost in trials."""
-        self._reckoned_s = 0.0
-        """What the step of the last trial is to take; 0: it is known what it took."""
+        self._trying: tuple[float, float] | None = None
+        """Of the trial under way: what the step would take without it, and what it is reckoned to lose."""
         self.costs: Final = Costs()
 
     def passed(self, seconds: float) -> None:
         """Note that a step has taken so long."""
-        self._trial_s = min(self._trial_s + TRIAL_SHARE * seconds, TRIAL_S)
+        self._trial_s = min(self._trial_s + TRIAL_SHARE * seconds, max(TRIAL_S, seconds))
 
-    def tried(self, seconds: float) -> None:
-        """Note that a step with guesses has taken so long: a trial that lost more than was reckoned is paid for."""
-        if self._reckoned_s:
-            lost_s = max(0.0, seconds - self._reckoned_s)
-            self._trial_s, self._reckoned_s = max(self._trial_s - lost_s, -TRIAL_S), 0.0
+    def tried(self, seconds: float, gained: float) -> None:
+        """Note that a step with guesses has taken so long and brought each row `gained` tokens more than one, on average.
+
+        Of a trial not what was reckoned counts but what it has lost.
+        """
+        if self._trying is not None:
+            plain_s, reckoned_s = self._trying
+            lost_s = min(max(0.0, seconds - plain_s * (1 + gained)), MISJUDGED * reckoned_s)
+            self._trial_s = min(self._trial_s + reckoned_s - lost_s, max(TRIAL_S, plain_s))
+            self._trying = None
 
     def entered(self, row: int) -> None:
         """Another request has a row."""
@@ -167,7 +174,7 @@ class Pace:
             return 0
         if counted:
             self._trial_s -= lost_s
-            self._reckoned_s = float(seconds[0]) + lost_s
+            self._trying = float(seconds[0]), lost_s
         return best
 
 

@@ -62,15 +62,26 @@ def test_trials_lose_a_bounded_time() -> None:
     assert tried < 10
 
 
-def test_a_trial_that_took_longer_than_was_reckoned_is_paid_for() -> None:
-    pace = told({8: 0.001, 48: 0.02})
+def test_a_trial_counts_as_what_it_has_lost() -> None:
+    pace = told({8: 0.001, 48: 0.04})
     assert any(choose(pace, 8))
-    pace.tried(1.0)
+    pace.tried(1.0, 0.0)
     for _ in range(50):
         pace.passed(0.01)
-    assert not any(choose(pace, 8))
+    assert not any(choose(pace, 8)), "it took much longer than was reckoned"
     pace.passed(60.0)
-    assert any(choose(pace, 8))
+    for _ in range(50):
+        assert any(choose(pace, 8)), "trials that bring what they cost are free"
+        pace.tried(0.004, 4.0)
+
+
+def test_models_of_long_steps_are_tried_once_the_time_is_saved() -> None:
+    pace = told({1: 0.5})
+    pace.costs.take_prompts(20, 1.0)  # five tokens as in prompts: a quarter of a second
+    assert choose(pace, 1) == [0]
+    for _ in range(100):
+        pace.passed(0.5)
+    assert choose(pace, 1) == [MOST]
 
 
 def test_a_row_forgets_who_had_it() -> None:
