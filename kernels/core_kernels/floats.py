@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Final
 
 import torch
 
+from core_kernels.library import Library
 from core_kernels.packed import as_rows
 from core_kernels.quantized import FILLED, LARGEST_GROUP, row_bytes
 from core_kernels.row_ops import DTYPES
@@ -25,7 +25,7 @@ class FloatOps(ScaledOps):
     A product's row depends on its row of x alone. `group` is how many inputs share a scale, which is float32.
     """
 
-    def __init__(self, library: ctypes.CDLL, kind: torch.dtype, group: int) -> None:
+    def __init__(self, library: Library, kind: torch.dtype, group: int) -> None:
         if kind not in KINDS or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"{', '.join(map(str, KINDS))}; groups are multiples of {FILLED} up to {LARGEST_GROUP}"
             raise ValueError(f"{kind} in groups of {group}: floats are {allowed}")

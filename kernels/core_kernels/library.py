@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from core_kernels.build import FOLDER, LIBRARY_NAME, compile_library, source_hash
+from core_kernels.pages import LargePages
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,14 @@ class Library(ctypes.CDLL):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._of_thread: Final = threading.local()
+
+    @property
+    def pages(self) -> LargePages:
+        """Where weights that this thread makes lie together, of whatever kind."""
+        if not hasattr(self._of_thread, "pages"):
+            self._of_thread.pages = LargePages(self)
+        found: LargePages = self._of_thread.pages
+        return found
 
     @property
     def listener(self) -> Listener | None:

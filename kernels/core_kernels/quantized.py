@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Final
 
 import torch
 
+from core_kernels.library import Library
 from core_kernels.row_ops import DTYPES
 from core_kernels.tiled import ScaledOps
 
@@ -35,7 +35,7 @@ class QuantizedOps(ScaledOps):
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        library: Library,
         bits: int,
         group: int,
         scales: torch.dtype = torch.bfloat16,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Final, NamedTuple
 
 import torch
 
+from core_kernels.library import Library
 from core_kernels.row_ops import DTYPES
 from core_kernels.tiled import TiledOps
 
@@ -46,7 +46,7 @@ class SuperblockOps(TiledOps):
     many rows. None: 16 where x is float32, else 8.
     """
 
-    def __init__(self, library: ctypes.CDLL, kind: str, x_bits: int | None = None) -> None:
+    def __init__(self, library: Library, kind: str, x_bits: int | None = None) -> None:
         self.kind: Final = kind
         self.block: Final = KINDS[kind]
         self.x_bits: Final = x_bits

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from typing import Any, Final
 
 import torch
 
+from core_kernels.library import Library
 from core_kernels.packed import LANES
-from core_kernels.pages import LargePages
 from core_kernels.row_ops import DTYPES
 
 Tensor = torch.Tensor
@@ -18,9 +17,9 @@ Tensor = torch.Tensor
 class TiledOps(ABC):
     """Memory, rows and fitting of such weights; bound to a loaded library. Safe to call from several threads."""
 
-    def __init__(self, library: ctypes.CDLL, unpack: Any, facts: tuple[int, ...], what: str) -> None:
+    def __init__(self, library: Library, unpack: Any, facts: tuple[int, ...], what: str) -> None:
         """`facts` are what functions such as `unpack` are told of the format; `what` names it in errors."""
-        self._pages: Final = LargePages(library)
+        self._library: Final = library
         self._unpack: Final = unpack
         self._facts: Final = facts
         self._what: Final = what
@@ -43,7 +42,7 @@ class TiledOps(ABC):
     def _take(self, rows: int, width: int, count: int | None) -> Tensor:
         tiles, across = -(-rows // LANES), LANES * self.row_bytes(width)
         shape = (tiles, across) if count is None else (count, tiles, across)
-        return self._pages.take((1 if count is None else count) * tiles * across).view(shape)
+        return self._library.pages.take((1 if count is None else count) * tiles * across).view(shape)
 
     def _fits(self, weight: Tensor, width: int) -> None:
         if weight.shape[-1] != LANES * self.row_bytes(width):
