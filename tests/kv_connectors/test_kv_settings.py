@@ -77,7 +77,7 @@ def test_a_connectors_own_settings_are_checked(connector: Any, extra: dict[str, 
 
 
 def test_a_connector_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(EngineError, match="NixlConnector.*disk"):
+    with pytest.raises(EngineError, match=r"NixlConnector.*disk"):
         open_llm("NixlConnector")
 
 
