@@ -23,8 +23,8 @@ from builtin_plugins.lora.stored import AdapterFiles, BadAdapter, Bits
 from core.api import EngineConfig, ForwardBatch, ModelError
 from core.contracts.memory import Memory
 from core.contracts.scheduling import LoadedParts, WorkerParts
+from core.contracts.threads import step_aside
 from core.nn.embedding import Head
-from core.process.niceness import step_aside
 
 _decode = msgspec.msgpack.Decoder(News).decode
 _wanted = msgspec.msgpack.Decoder(Wanted).decode
