@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from builtin_plugins.kv_connectors.messages import Order
-from core.niceness import step_aside
+from core.contracts.threads import step_aside
 
 
 @dataclass(slots=True, eq=False)

@@ -49,13 +49,14 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
     if settings is None:
         return []
     from builtin_plugins.kv_connectors.scheduling import Traffic  # lazy: start-up stays quick
-    from core.contracts.infos import infos_of
+    from core.contracts.infos import infos_of, numbers_of
 
     parallel = config.parallel
     tensor = parallel.tensor_parallel_size
     connector = _made(config, settings, registry)
     traffic = Traffic(connector, settings, tensor, tensor * parallel.pipeline_parallel_size)
     infos_of(registry)["kv_connector_info"] = traffic.info
+    numbers_of(registry)["kv_connectors"] = traffic.numbers
     return [traffic]
 
 

@@ -7,8 +7,8 @@ beginning is in the store waits with its blocks until all of them are there and 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -58,8 +58,10 @@ class Counts:
 
     stored: int = 0
     loaded: int = 0
-    failed_stores: int = 0
-    failed_loads: int = 0
+    unstored: int = 0
+    """Whose writing failed."""
+    unloaded: int = 0
+    """Whose reading failed, or that were not what was written."""
     evicted: int = 0
 
 
@@ -113,14 +115,20 @@ class Traffic:
         kv.add_tier(self._holds)
 
     def info(self) -> Mapping[str, str]:
-        """Return the labels by which the tier is shown."""
+        """Return the labels by which the tier is shown: whether it works, and if not, the kind of error."""
         degraded = [each for each in (self._reading, self._writing) if each.is_degraded]
         state = "degraded" if degraded else "ready" if self._is_open else "opening"
         return {
             "connector": self._settings.kv_connector,
             "state": state,
-            "reason": degraded[0].reason if degraded else "",
+            "reason": degraded[0].reason.partition(":")[0] if degraded else "",
         }
+
+    def numbers(self) -> Mapping[str, float]:
+        """Return what is counted, by metric."""
+        counts = {f"kv_connector_{name}_blocks_total": float(value) for name, value in asdict(self.counts).items()}
+        directory = self._directory
+        return counts | {"kv_connector_bytes": directory.num_bytes, "kv_connector_limit_bytes": directory.most_bytes}
 
     @property
     def _is_open(self) -> bool:
@@ -193,7 +201,7 @@ class Traffic:
 
     def _first(self, request: Any, wanted: set[tuple[int, bytes]]) -> int:
         """Return the first position of blocks that are brought for a request."""
-        positions = (
+        positions: Iterator[int] = (
             (place + 1) * self._link - size
             for group, size in enumerate(self._sizes)
             for place, key in enumerate(request.keys)
@@ -334,11 +342,11 @@ class Traffic:
         error = move.error or ("it is not trusted any more" if move.distrusted else "")
         if move.load is not None:
             self.counts.loaded += not error
-            self.counts.failed_loads += bool(error)
+            self.counts.unloaded += bool(error)
             self._read_ended(move.load, move.order.key, error)
         else:
             self.counts.stored += not error
-            self.counts.failed_stores += bool(error)
+            self.counts.unstored += bool(error)
             self._scheduler.release(_kept(move))
         if error:
             self._lose(move.order.key)

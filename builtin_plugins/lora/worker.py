@@ -23,7 +23,7 @@ from builtin_plugins.lora.stored import AdapterFiles, BadAdapter, Bits
 from core.api import EngineConfig, ForwardBatch, ModelError
 from core.contracts.memory import Memory
 from core.contracts.scheduling import LoadedParts, WorkerParts
-from core.niceness import step_aside
+from core.contracts.threads import step_aside
 from core.nn.embedding import Head
 
 _decode = msgspec.msgpack.Decoder(News).decode

@@ -19,7 +19,7 @@ UNSERVED: Final[Mapping[str, Unserved]] = {
     "multi_modal_uuids": Unserved(_MEDIA),
     "mm_processor_kwargs": Unserved(_MEDIA),
     "prompt_embeds": Unserved(_EMBEDDINGS),
-    "kv_transfer_params": Unserved("needs a KV connector, and no plugin brings one"),
+    "kv_transfer_params": Unserved("is for engines that send each other blocks, which are not part of this version"),
     "token_type_ids": Unserved("is not read; for pairs of texts, which are scored, the engine makes them"),
     "tokenization_kwargs": Unserved(
         "is not read: texts are tokenized as the model's tokenizer says. To cut them set truncate_prompt_tokens"
@@ -28,7 +28,7 @@ UNSERVED: Final[Mapping[str, Unserved]] = {
     "trace_headers": Unserved("needs tracing, which is not part of this version"),
     "data_parallel_rank": Unserved("needs several engines side by side, which are not part of this version"),
     "reset_running_requests": Unserved("is not served: wait until no request runs, or abort them", (False,)),
-    "reset_connector": Unserved("needs a KV connector, and no plugin brings one", (False,)),
+    "reset_connector": Unserved("is not served: what a KV connector has stays", (False,)),
 }
 """Name to what is missing, and values that ask for nothing."""
 

@@ -1,4 +1,4 @@
-"""What features say of themselves when somebody looks: labels of a metric that is always 1."""
+"""What features say of themselves when somebody looks: labels of a metric that is always 1, and numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ Say = Callable[[], Mapping[str, str]]
 """Returns label values, a moment's work; called where the feature's half beside the scheduler is, between two steps."""
 
 
+Count = Callable[[], Mapping[str, float]]
+"""Returns numbers by the name of their metric, likewise; those of names that end with `_total` never fall."""
+
+
 def infos_of(registry: Registry) -> dict[str, Say]:
     """Return who is asked in the process whose plugins these are, by the name of the metric; features add to it."""
     made: dict[str, Say] = registry.shared("infos", dict)
+    return made
+
+
+def numbers_of(registry: Registry) -> dict[str, Count]:
+    """Return who is asked for numbers there, by feature; features add to it."""
+    made: dict[str, Count] = registry.shared("numbers", dict)
     return made

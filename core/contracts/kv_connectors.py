@@ -42,7 +42,7 @@ class KVTransferConfig:
     """What becomes of a request whose blocks do not come."""
     kv_connector_extra_config: Mapping[str, Any] = field(default_factory=dict)
     """The connector's own settings."""
-    step_bytes: int = 16 << 20
+    step_bytes: int = 4 << 20
     """Bytes that may begin to move with a step that computes, on each rank: more of them, and steps wait for memory."""
     most_bytes_under_way: int = 256 << 20
     """Bytes that may be on their way at once, on each rank; the blocks they are of are nobody else's meanwhile."""

@@ -47,7 +47,7 @@ def test_a_second_turn_finds_all_it_can(
             assert tokens == expected
             assert min(found) == 64  # of 70 tokens the last full block
         assert traffic(llm).counts.loaded > len(PROMPTS)
-        assert traffic(llm).counts.failed_loads == 0
+        assert traffic(llm).counts.unloaded == 0
 
 
 def test_blocks_survive_the_engine_on_disk_and_are_not_those_of_another_layout(tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_every_rank_keeps_its_own_part(split: tuple[int, int], tmp_path: Path) -
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     given = {"kv_connector": "disk", "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")}}
     tensor, pipeline = split
-    for turn in range(2):
+    seen = []
+    for _ in range(2):
         with LLM(
             str(folder), tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, kv_transfer_config=given,
             dtype="float32", max_model_len=96, kv_cache_memory_bytes=8 << 20, max_num_seqs=4,
         ) as llm:  # fmt: skip
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            if turn:
-                assert min(o.num_cached_tokens or 0 for o in outputs) == 48
-                assert [o.outputs[0].token_ids for o in outputs] == want
-            want = [o.outputs[0].token_ids for o in outputs]
+            seen.append(llm.generate(prompts, params, use_tqdm=False))
+    first, second = ([o.outputs[0].token_ids for o in outputs] for outputs in seen)
+    assert first == second
+    assert min(o.num_cached_tokens or 0 for o in seen[1]) == 48

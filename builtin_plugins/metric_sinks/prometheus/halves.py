@@ -13,7 +13,7 @@ import msgspec
 
 from builtin_plugins.metric_sinks.prometheus.system import heap_bytes, resident_bytes, touched_bytes
 from core.contracts.faults import faults_of
-from core.contracts.infos import infos_of
+from core.contracts.infos import infos_of, numbers_of
 from core.contracts.memory import memory_of
 from core.contracts.times import times_of
 
@@ -68,7 +68,8 @@ class SchedulerMemory:
         if verb != "owners":
             return None
         infos = {name: dict(say()) for name, say in infos_of(self._registry).items()}
-        return msgspec.json.encode(process_memory(self._registry, "engine") | {"infos": infos})
+        numbers = {name: value for count in numbers_of(self._registry).values() for name, value in count().items()}
+        return msgspec.json.encode(process_memory(self._registry, "engine") | {"infos": infos, "numbers": numbers})
 
 
 class WorkerMemory:

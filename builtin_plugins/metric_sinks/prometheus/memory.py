@@ -58,6 +58,11 @@ def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
     return {name: labels for answer in engine for name, labels in msgspec.json.decode(answer).get("infos", {}).items()}
 
 
+def numbers(engine: Sequence[bytes]) -> dict[str, float]:
+    """Return what features count in those that have answered, by metric."""
+    return {name: value for answer in engine for name, value in msgspec.json.decode(answer).get("numbers", {}).items()}
+
+
 def _whole(
     process: str,
     resident: int,

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from builtin_plugins.metric_sinks.prometheus.catalogue import FEATURES, FINISH_REASONS, KNOWN, MEMORY, METRICS, SOURCES
 from builtin_plugins.metric_sinks.prometheus.instruments import Family
-from builtin_plugins.metric_sinks.prometheus.memory import infos, processes
+from builtin_plugins.metric_sinks.prometheus.memory import infos, numbers, processes
 from core.api import CallStats, ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
 
 FEATURE_NAMES: Final = frozenset(spec.name for spec in FEATURES)
@@ -31,6 +31,7 @@ class PrometheusSink:
         self._labels = {"model_name": names[0], "engine": "0"}
         self._cache_labels: dict[str, str] = {}
         self._infos: dict[str, dict[str, str]] = {}
+        self._numbers: dict[str, float] = {}
         """Labels of what features say of themselves, by metric."""
         families = {spec.name: Family(spec) for spec in METRICS}
         self._families = families
@@ -158,7 +159,7 @@ class PrometheusSink:
         bytes_, limits, resident = (self._families[spec.name] for spec in MEMORY)
         for family in (bytes_, limits, resident):
             family.values.clear()
-        self._infos = infos(told.get("engine") or ())
+        self._infos, self._numbers = infos(told.get("engine") or ()), numbers(told.get("engine") or ())
         for found in processes(
             told.get("owners") or {}, told.get("engine") or (), told.get("faults"), told.get("seconds")
         ):
@@ -185,6 +186,11 @@ class PrometheusSink:
             said = Metric(self._prefix + name, "What a feature says of itself.", "gauge")
             said.add_sample(self._prefix + name, {**self._labels, **labels}, 1.0)
             yield said
+        for name, value in self._numbers.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            counted = Metric(self._prefix + name.removesuffix("_total"), "What a feature counts.", kind)
+            counted.add_sample(self._prefix + name, self._labels, value)
+            yield counted
 
 
 class _Families(Collector):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +21,8 @@ from core.contracts.times import times_of
 
 ANSWER_S: Final = 1.0
 """As long a page of metrics waits for the engine; then it shows what was said before."""
+HEALTH_S: Final = 0.2
+"""Likewise, a probe."""
 
 
 class ProbeRoutes:
@@ -57,9 +60,14 @@ class ProbeRoutes:
         return _answer(health, good=health["status"] == "ready")
 
     async def _health(self, request: Request) -> JSONResponse:
-        """Does it serve the requests it has? One that drains does."""
+        """Does it serve the requests it has? One that drains does. What features say of themselves is beside it."""
         health = self._asked(request)
-        return _answer(health, good=health["status"] in ("ready", "draining"))
+        good = health["status"] in ("ready", "draining")
+        if good:
+            await self._ask(HEALTH_S)
+            told = [msgspec.json.decode(answer).get("infos", {}) for answer in self._known]
+            health["features"] = {name: labels for infos in told for name, labels in infos.items()}
+        return _answer(health, good=good)
 
     def _asked(self, request: Request) -> dict[str, Any]:
         health: dict[str, Any] = dict(self._engine.health())
@@ -84,22 +92,23 @@ class ProbeRoutes:
         return Response(body, media_type=None, headers={"content-type": kind})
 
     async def _memory(self) -> dict[str, Any]:
-        """Return who owns the memory, and what plugins have raised and taken, as far as it is known within a moment.
+        """Return who owns the memory, and what plugins have raised and taken, as far as it is known within a moment."""
+        await self._ask(ANSWER_S)
+        registry = self._engine.registry
+        own = {"owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}
+        return own | {"engine": self._known, "seconds": times_of(registry).so_far()}
 
-        An engine in a long step answers later.
-        """
+    async def _ask(self, wait_s: float) -> None:
+        """Ask the engine's processes what they say of themselves; one in a long step answers later."""
         if self._pending is None and hasattr(self._engine, "call"):
             self._pending = asyncio.ensure_future(self._engine.call("memory.owners"))
         asked = self._pending
         if asked is not None:
-            done, _ = await asyncio.wait([asked], timeout=ANSWER_S)
+            done, _ = await asyncio.wait([asked], timeout=wait_s)
             if done:
                 self._known = [] if asked.exception() is not None else asked.result()
                 if self._pending is asked:  # who asked beside us may have been here before
                     self._pending = None
-        registry = self._engine.registry
-        own = {"owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}
-        return own | {"engine": self._known, "seconds": times_of(registry).so_far()}
 
 
 def _answer(health: dict[str, Any], *, good: bool) -> JSONResponse:

@@ -25,7 +25,7 @@ PATH: Final = "/inference/v1/generate"
 _KNOWN: Final = frozenset((*SAMPLING_FIELDS, "structured_outputs", "output_kind", "detokenize", "extra_args"))
 _UNSERVED: Final[Mapping[str, Unserved]] = {
     "features": Unserved("is not served: this engine reads text"),
-    "kv_transfer_params": Unserved("needs a KV connector, and no plugin brings one"),
+    "kv_transfer_params": Unserved("is for engines that send each other blocks, which are not part of this version"),
 }
 
 

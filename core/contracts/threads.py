@@ -1,4 +1,4 @@
-"""Threads that work beside the steps."""
+"""Threads of plugins that work beside the steps."""
 
 from __future__ import annotations
 

@@ -1,0 +1,140 @@
+"""Conversations that take turns over a cache which holds few of them, with blocks kept in host memory or a folder and without.
+
+Every conversation says something, then all others do, so that each comes back to a cache that has forgotten it. Per engine: the share of
+the tokens that could be found again and were, the median time to the first token of turns that come back and its ratio to that of the
+engine without a connector, whether the tokens are the same, and what a step of rows that decode takes while blocks move, by what it takes
+while none do (steps in which a prompt is computed are left out).
+Run: python -m benchmarks.kv.bench_conversations [--model FOLDER] [--conversations N] [--turns N] [--held N] [--says N] [--answers N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.peers.make_model import write_model
+from core import LLM, SamplingParams
+
+BLOCK: Final = 16
+ROWS: Final = 4
+"""That decode while blocks move."""
+GIB: Final = 1 << 30
+
+
+@dataclass
+class Run:
+    """What one engine did."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    found: int = 0
+    reusable: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+    """Of turns that come back."""
+    quiet_s: list[float] = field(default_factory=list)
+    moving_s: list[float] = field(default_factory=list)
+    """Of steps in which rows decode and nothing else is computed, while no blocks move and while some do."""
+
+
+def said(conversation: int, turn: int, count: int) -> list[int]:
+    """Return what is said: the same in every run."""
+    return [7 + (conversation * 7919 + turn * 104729 + at * at * 31 + at) % 1000 for at in range(count)]
+
+
+def converse(llm: LLM, args: argparse.Namespace) -> Run:
+    """Let all conversations have all their turns."""
+    run, texts = Run(), [list[int]() for _ in range(args.conversations)]
+    params = SamplingParams(temperature=0, max_tokens=args.answers, ignore_eos=True, detokenize=False)
+    for turn in range(args.turns):
+        for number, text in enumerate(texts):
+            known = len(text)
+            text += said(number, turn, args.says)
+            (output,) = llm.generate([text], params, use_tqdm=False)
+            if turn:
+                # The last token of an answer is not computed before the next turn.
+                run.reusable += (known - 1) // BLOCK * BLOCK
+                run.found += output.num_cached_tokens or 0
+                times: Any = output.metrics
+                run.first_token_s.append(times.first_token_s - times.arrival_s)
+            run.tokens.append(list(output.outputs[0].token_ids))
+            text += run.tokens[-1]
+    return run
+
+
+def decode_beside(llm: LLM, run: Run, args: argparse.Namespace) -> None:
+    """Measure steps of rows that decode, while conversations come back and leave again."""
+    half = next(
+        (m.__wrapped__.__self__ for name, m in llm.core.scheduler._extensions._planned if name == "kv_connectors"), None
+    )
+    long = SamplingParams(temperature=0, max_tokens=args.steps, ignore_eos=True, detokenize=False)
+    short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+    moved = False
+
+    def observe(stats: Any) -> None:
+        if stats.computed_tokens == ROWS:
+            (run.moving_s if moved else run.quiet_s).append(stats.step_s)
+
+    for row in range(ROWS):
+        llm.add_request(f"row {row}", said(10_000 + row, 0, BLOCK), long)
+    llm.core.observe = observe
+    for step in range(args.steps - 4):
+        if step % 12 == 11 and half is not None:
+            back = step // 12 % args.conversations
+            llm.add_request(
+                f"back {step}", said(back, 0, args.says) + run.tokens[back] + said(back, 1, args.says), short
+            )
+        moved = half is not None and half._bytes_under_way > 0
+        llm.step()
+    while llm.has_unfinished_requests():
+        llm.step()
+
+
+def main() -> None:
+    """Run every engine and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="default: random weights in the shape of Qwen3-0.6B")
+    parser.add_argument("--dtype", default="bfloat16")
+    for name, count in (("conversations", 50), ("turns", 8), ("held", 5), ("says", 64), ("answers", 16), ("steps", 96)):
+        parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--connectors", nargs="*", default=["offload", "disk"])
+    args = parser.parse_args()
+    length = args.turns * (args.says + args.answers)
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model or Path(folder) / "model"
+        if args.model is None:
+            write_model(model)
+        extras = {
+            "offload": {"cpu_bytes_to_use": 8 * GIB},
+            "disk": {"folder": f"{folder}/blocks", "max_bytes": 8 * GIB},
+        }
+        base: Run | None = None
+        for name in ["none", *args.connectors]:
+            transfer = {"kv_connector": name, "kv_connector_extra_config": extras[name]} if name in extras else None
+            with LLM(
+                str(model),
+                dtype=args.dtype,
+                max_model_len=length + BLOCK,
+                max_num_seqs=ROWS + 2,
+                num_gpu_blocks_override=args.held * -(-length // BLOCK) + ROWS * (args.steps // BLOCK + 2),
+                kv_transfer_config=transfer,
+                log_level="error",
+            ) as llm:
+                run = converse(llm, args)
+                decode_beside(llm, run, args)
+            base = base or run
+            first = statistics.median(run.first_token_s)
+            ratio = first / statistics.median(base.first_token_s)
+            same = sum(map(list.__eq__, run.tokens, base.tokens))
+            line = f"{name:8} found {run.found / run.reusable:6.1%} of {run.reusable} tokens; first token {1e3 * first:7.1f} ms, {ratio:.3f}x;"
+            line += f" {same} of {len(base.tokens)} answers the same"
+            if run.moving_s:
+                quiet, moving = statistics.median(run.quiet_s), statistics.median(run.moving_s)
+                line += f"; steps {1e3 * quiet:.1f} ms, while blocks move {1e3 * moving:.1f} ms ({moving / quiet:.3f}x, {len(run.moving_s)} steps)"
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Flags and keys in vLLM's spelling; what is not there is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builtin_plugins.kv_connectors.disk import Disk
+from builtin_plugins.kv_connectors.offload import Offload
+from builtin_plugins.kv_connectors.settings import settings_of
+from core.api import ConfigError, EngineConfig, KVTransferConfig
+from core.errors import EngineError
+from tests.kv_connectors.trial import open_llm
+
+
+def config(**options: Any) -> EngineConfig:
+    return replace(EngineConfig(), options=options)
+
+
+def test_sizes_and_names_are_those_of_vllm() -> None:
+    assert settings_of(config()) is None
+    offload = settings_of(config(kv_offloading_size=0.5, kv_offloading_backend="native"))
+    assert offload == KVTransferConfig("offload", kv_connector_extra_config={"cpu_bytes_to_use": 1 << 29})
+    given = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "engine_id": "one",
+        "kv_rank": None,
+        "kv_ip": "127.0.0.1",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
+        "timeout_s": 5,
+    }
+    read = settings_of(config(kv_transfer_config=given))
+    assert read is not None
+    assert (read.kv_connector, read.timeout_s, read.kv_role) == ("offload", 5.0, "kv_both")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kv_offloading_size": 0.0}, "--kv-offloading-size 0.0"),
+        ({"kv_offloading_size": float("nan")}, "--kv-offloading-size nan"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache"),
+        ({"kv_offloading_size": 1.0, "kv_transfer_config": {"kv_connector": "disk"}}, "--kv-transfer-config"),
+        ({"kv_transfer_config": {"kv_role": "kv_both"}}, "name of a connector"),
+        ({"kv_transfer_config": {"kv_connector": "disk", "kv_rol": "kv_both"}}, "kv_role"),
+        ({"kv_transfer_config": {"kv_connector": "disk", "kv_role": "both"}}, "kv_producer"),
+        ({"kv_transfer_config": {"kv_connector": "disk", "kv_parallel_size": 2}}, "kv_parallel_size"),
+        ({"kv_transfer_config": {"kv_connector": "disk", "timeout_s": 0}}, "timeout_s"),
+        ({"kv_transfer_config": {"kv_connector": "disk", "step_bytes": True}}, "step_bytes"),
+        ({"kv_transfer_config": {"kv_connector": 3}}, "kv_connector must be of type str"),
+        ({"kv_transfer_config": {"kv_connector": "disk", "kv_connector_extra_config": 7}}, "kv_connector_extra_config"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings_of(config(**options))
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("connector", "extra", "named"),
+    [
+        (Offload, {}, "needs 'cpu_bytes_to_use'"),
+        (Offload, {"cpu_bytes_to_use": 1}, "holds no block"),
+        (Offload, {"cpu_bytes_to_use": 1 << 20, "eviction_policy": "fifo"}, "lru, arc"),
+        (Disk, {"fodler": "x"}, "folder"),
+        (Disk, {"folder": "x", "max_bytes": 0}, "max_bytes"),
+    ],
+)
+def test_a_connectors_own_settings_are_checked(connector: Any, extra: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        connector(EngineConfig(), KVTransferConfig("x", kv_connector_extra_config=extra))
+    assert named in str(refused.value)
+
+
+def test_a_connector_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(EngineError, match=r"NixlConnector.*disk"):
+        open_llm("NixlConnector")
+
+
+def test_prefix_caching_is_needed() -> None:
+    without = config(kv_offloading_size=1.0)
+    without = replace(without, cache=replace(without.cache, enable_prefix_caching=False))
+    with pytest.raises(ConfigError, match="prefix caching"):
+        settings_of(without)
