@@ -68,7 +68,7 @@ def meaning(owner: type, attribute: Attribute) -> str:
 
 def _item(name: str, item: Any) -> Iterator[str]:
     if not inspect.isclass(item):
-        shown = f"{name}{_signature(item)}" if inspect.isfunction(item) else f"{name} = {item!r:.300}"
+        shown = f"{name}{_signature(item)}" if inspect.isfunction(item) else f"{name} = {_value(item)}"
         yield f"### `{shown}`\n\n"
         yield f"{_said(item)}\n\n" if inspect.isfunction(item) else ""
         return
@@ -82,11 +82,34 @@ def _item(name: str, item: Any) -> Iterator[str]:
     yield "\n".join(lines) + "\n\n" if lines else ""
 
 
+def _value(item: Any) -> str:
+    """Return a constant as it is the same in every process: sets in order, objects by their type."""
+    if isinstance(item, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(repr, item)))}}}"
+    if " at 0x" in repr(item):
+        return str(getattr(item, "__name__", type(item).__name__))
+    return f"{item!r:.300}"
+
+
 def _said(item: Any) -> str:
     return " ".join((inspect.getdoc(item) or "").split())
 
 
 def _signature(function: Any) -> str:
     signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.name != "self"]
+    own = [
+        p if p.default is p.empty else p.replace(default=_Shown(_value(p.default)))
+        for p in signature.parameters.values()
+        if p.name != "self"
+    ]
     return str(signature.replace(parameters=own)).replace("'", "")
+
+
+class _Shown:
+    """A default, as it is to be written."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
