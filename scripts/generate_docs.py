@@ -15,6 +15,7 @@ from core.cli.reference.configuration import reference_page
 from core.cli.reference.hooks import hooks_page
 from core.cli.reference.parsers import parsers_page
 from core.cli.reference.suites import suites_page
+from core.cli.reference.types import types_page
 from core.config.fields import FieldTable
 from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover
@@ -98,6 +99,7 @@ def main() -> int:
         "parsers.md": parsers_page(registry),
         "sampling.md": sampling_page(),
         "suites.md": suites_page(MUTANTS, SURVIVORS),
+        "types.md": types_page(),
         "vllm_flags.md": vllm_page(table),
         "architectures.md": models_page(),
     }

@@ -56,16 +56,19 @@ def fake_source(config: FakeConfig | None = None, max_model_len: int = 256) -> M
 
 @hookimpl(tryfirst=True)
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
+    """Return the source of `fake:`."""
     return fake_source() if model == "fake:" else None
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
+    """Return the architecture."""
     return [Entry("FakeModel", FakeArchitecture, "one or two attention layers between random matrices")]
 
 
 @hookimpl
 def engine_weight_loaders() -> list[Entry]:
+    """Return the loader of a model without weights."""
     return [Entry("fake", "core.nn.no_weights:NoWeights", "for a model that makes its own weights")]
 
 

@@ -318,7 +318,7 @@ MUTANTS: Final[Mapping[str, tuple[Change, ...]]] = {
         ),
         ("returns nothing", "return (logits / self._cap)", "(logits / self._cap)"),
         ("makes NaN", "* self._cap", '* float("nan")'),
-        ("loses rows", "* self._cap", "* self._cap)[:1].repeat(1, 1"),
+        ("loses rows", "(logits / self._cap).tanh()", "(logits[:1] / self._cap).tanh()"),
         ("draws at random", "* self._cap", "* self._cap * __import__('random').choice((1, -1))"),
         ("has no name", 'name = "acme"', 'named = "acme"'),
         ("is called otherwise", "def before_sample(", "def before_sampling("),

@@ -71,6 +71,8 @@ def test_a_poor_summary_fails() -> None:
 READS_ITS_OPTION = """
 from core.api import Entry, Option, hookimpl
 
+EXAMPLE_TOTALS = {"least": 3}
+
 class Sink:
     def __init__(self, config):
         self.least = config.options["acme_least"]

@@ -253,3 +253,14 @@ def test_each_third_party_is_named_once_with_its_version(caplog: pytest.LogCaptu
     with installed(""):
         load_plugins("acme", "scripted")
     assert caplog.messages == ["third-party plugin 'acme' (engine-acme 1.0) is on"]
+
+
+def test_many_third_parties_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "core")
+    names = {f"idle_{i}": f"engine_idle_{i}" for i in range(3)}
+    with fake_dist("engine-idle", "1.0", names, dict.fromkeys(names.values(), "")):
+        load_plugins(*names)
+    assert caplog.messages == [
+        "third-party plugin 'idle_0' (engine-idle 1.0), plugin 'idle_1' (engine-idle 1.0), "
+        "plugin 'idle_2' (engine-idle 1.0) are on"
+    ]

@@ -9,10 +9,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from mutants import MUTANTS, SURVIVORS, Change
 
 from core.cli.plugins.scaffold import WRITTEN, write_package
 from core.testing.conformance import CheckResult, check_plugin, clients
-from tests.plugin.mutants import MUTANTS, SURVIVORS, Change
 
 IDS = count()
 ALL = [(kind, change) for kind, changes in MUTANTS.items() for change in changes]

@@ -18,6 +18,8 @@ from core.testing.plugins import fake_dist, tmp_plugin
 PLUGIN = """
 from core.api import Entry, Option, hookimpl
 
+EXAMPLE_ORDER = [{"arrival_s": 5.0}, {"arrival_s": 1.0}]
+
 class Newest:
     def key(self, request):
         return (-request.arrival_s,)

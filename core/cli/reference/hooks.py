@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
 from core import contracts, hookspecs
+from core.cli.reference.attributes import attributes_of
 from core.config.fields import Option
 from core.plugin.entry import API_VERSION, Entry
 from core.plugin.kinds import KINDS, Kind
@@ -78,16 +77,9 @@ def _data(item: type) -> Iterator[str]:
 
 
 def _attributes(item: type) -> Iterator[str]:
-    """Yield a line for each attribute: as declared, with the text beneath it."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(item))).body[0]
-    body = tree.body if isinstance(tree, ast.ClassDef) else []
-    for statement, following in zip(body, [*body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign):
-            match following:
-                case ast.Expr(ast.Constant(str(text))):
-                    yield f"- `{ast.unparse(statement)}` {' '.join(text.split())}"
-                case _:
-                    yield f"- `{ast.unparse(statement)}`"
+    """Yield a line for each attribute: as declared, with what it means."""
+    for attribute in attributes_of(item):
+        yield f"- `{attribute.declared}` {attribute.text}".rstrip()
 
 
 def _signature(function: Any) -> str:

@@ -118,7 +118,11 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
     heavy = "torch" in sys.modules and not had_torch
     advice = "its module imports torch, which every process then waits for; import it in the target's module"
     yield CheckResult(name, "imports nothing heavy", advice if heavy else None)
-    config = config_from_kwargs({}, registry.options())
+    try:
+        config, halves = config_from_kwargs({}, registry.options()), list(_joints(registry))
+    except EngineError as error:
+        yield CheckResult(name, "its options and hooks can be asked", str(error))
+        return
     for registered in entries_of_named_plugins(registry):
         try:
             target = registry.load(registered)
@@ -128,7 +132,7 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
             yield from run(
                 Subject(registered.kind, registered.entry, target, config, registry, registered.plugin.builtin)
             )
-    for subject in _joints(registry):
+    for subject in halves:
         yield from run(subject)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from core.contracts import ModelSource
-from core.errors import EngineError
+from core.errors import EngineError, PluginError
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -19,6 +19,8 @@ def check_leaves_other_names_to_others(subject: Subject) -> None:
     for name in _FOREIGN:
         try:
             found = _find(subject, name)
+        except PluginError as error:
+            raise AssertionError(f"engine_find_model({name!r:.40}) raises: {error}") from error
         except EngineError:
             continue  # of a name that is its own, and wrong
         assert found is None, (

@@ -96,9 +96,10 @@ def _truth(oracle: Any, config: Any, ids: list[int], subject: Subject) -> tuple[
         weights = {name: _draw(name, shape, generator) for name, shape in shapes.items()}
         return weights, torch.as_tensor(oracle(config, weights, ids))
     model_class: Any = getattr(transformers, oracle)
-    model = model_class(model_class.config_class(**vars(config))).eval()
-    weights = {name: _draw(name, tuple(held.shape), generator) for name, held in model.state_dict().items()}
-    model.load_state_dict(weights)
+    stated = model_class.config_class(**vars(config), attn_implementation="eager")  # the one that knows caps and sinks
+    model = model_class(stated).eval()
+    model.load_state_dict({name: _draw(name, tuple(t.shape), generator) for name, t in model.state_dict().items()})
+    weights = {name: held.clone() for name, held in model.state_dict().items()}  # those that are tied are one now
     with torch.inference_mode():
         return weights, model(torch.tensor([ids])).logits[0]
 
