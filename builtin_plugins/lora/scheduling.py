@@ -12,7 +12,7 @@ import msgspec
 
 from builtin_plugins.lora.messages import Held, News, Told, Wanted
 from builtin_plugins.lora.settings import NAME
-from core.api import EngineError, InvalidRequest, RequestFailed, StepPlan
+from core.api import EngineError, InvalidRequest, QueueFull, RequestFailed, StepPlan
 
 PATIENCE_STEPS: Final = 64
 """For so many steps requests of adapters in slots may start before one that came earlier and waits for a slot."""
@@ -247,7 +247,7 @@ class Slots:
     # --- calls
 
     def call(self, verb: str, data: bytes) -> bytes | None:
-        """`load` and `unload` an adapter (`Wanted`), `pin` it, `list` all. Raises `InvalidRequest`."""
+        """`load` and `unload` an adapter (`Wanted`), `pin` it, `list` all. Raises `InvalidRequest` and `QueueFull`."""
         if verb == "list":
             return self._list()
         if verb not in ("load", "unload", "pin"):
@@ -259,9 +259,7 @@ class Slots:
             if adapter is None:
                 adapter = self._begin(wanted)
                 if adapter is None:
-                    raise InvalidRequest(
-                        "lora_name", f"all {self._max_held} places of --max-cpu-loras are in use; try again later."
-                    )
+                    raise QueueFull(f"all {self._max_held} places of --max-cpu-loras are in use; try again later.")
                 adapter.asked = True
                 self._load.remove(wanted)  # workers get the call itself
         elif verb == "pin":

@@ -84,7 +84,14 @@ BATCHES: dict[str, dict[str, Any]] = {
     "one slot": {"max_loras": 1, "max_cpu_loras": 2},
 }
 TIGHT: dict[str, Any] = {"block_size": 8, "max_model_len": 64, "kv_cache_memory_bytes": None}
-ONE_GROUP = ("LlamaForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GPT2LMHeadModel")
+ONE_GROUP = (
+    "LlamaForCausalLM",
+    "Phi3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "GPT2LMHeadModel",
+)
 """Models that cache in several groups need more blocks for one request."""
 
 

@@ -114,8 +114,9 @@ def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
         api.close()
     assert found.count("right") > 1700
     assert set(found) == {"right", "left", "refused"}
-    assert answers[200] > answers[400] > 0, "what is broken is refused when it is loaded"
-    assert answers[404] == answers[400], "and is not there to be unloaded"
+    assert set(answers) <= {200, 400, 404, 503}
+    assert answers[200] > 0 < answers[400], "what is broken is refused when it is loaded"
+    assert answers[404] == answers[400] + answers.get(503, 0), "what has found no place is not there to be unloaded"
     assert len(held) <= 40
     assert len([each for each in held if each["slot"] >= 0]) <= 8
     assert all(each["running"] == each["waiting"] == 0 for each in held if each["state"] == "ready")
