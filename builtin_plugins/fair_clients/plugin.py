@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 from core.api import EngineConfig, Option, Within, hookimpl
 
+EXAMPLE_REQUESTS = [({"client": "a"}, "there", "there")]
+"""What the conformance suite gives."""
+
 
 @hookimpl
 def engine_options() -> list[Option]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from builtin_plugins.kv_connectors.settings import settings_of
-from core.api import EngineConfig, Entry, KVTransferConfig, Option, hookimpl
+from core.api import EngineConfig, Entry, KVTransferConfig, Option, Within, hookimpl
 
 CONNECTORS = "builtin_plugins.kv_connectors"
 
@@ -22,7 +22,7 @@ def engine_options() -> list[Option]:
         ),
         Option(
             "kv_offloading_size",
-            float | None,
+            Annotated[float, Within(0, 1 << 20)] | None,
             None,
             "GiB of host memory for such blocks, of all ranks: connector `offload`.",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ HEADS: Final = ("eagle3", "eagle", "medusa", "mlp_speculator")
 def read_stated(folder: str) -> Mapping[str, Any]:
     """Return what a folder's config.json holds; nothing where there is none, or none that can be read."""
     path = Path(folder).expanduser() / "config.json"
-    if not folder or not path.is_file():
+    if not folder or not os.path.isfile(path):
         return {}
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))

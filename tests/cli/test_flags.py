@@ -190,7 +190,7 @@ def test_what_is_missing_is_named_for_each_flag() -> None:
 
 
 def test_planned_flags_have_a_short_way_back() -> None:
-    assert parse("--no-enable-prompt-embeds", "--swap-space", "4", "--kv-transfer-config", "None") == parse()
+    assert parse("--no-enable-prompt-embeds", "--swap-space", "4", "--ec-transfer-config", "None") == parse()
 
 
 class TestHelp:

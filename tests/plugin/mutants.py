@@ -128,6 +128,22 @@ MUTANTS: Final[Mapping[str, tuple[Change, ...]]] = {
         ("does not say whether it finds", "finds = True", "finder = True"),
         ("reverses the rows", "for row in rows]", "for row in rows[::-1]]"),
     ),
+    "kv_connectors": (
+        ("keeps what the caller writes over", "[part.copy() for part in block]", "list(block)"),
+        ("fills nothing", "part[:] = own", "part == own"),
+        ("fills in another order", "zip(block, kept, strict=True)", "zip(block[::-1], kept, strict=False)"),
+        ("returns another seal", "return seal", "return seal[::-1]"),
+        (
+            "keeps the first of two",
+            "self._blocks[key] = [part.copy() for part in block], seal",
+            "self._blocks.setdefault(key, ([part.copy() for part in block], seal))",
+        ),
+        ("does not forget", "self._blocks.pop(key, None)", "pass"),
+        ("says it has what it was never told is there", "self._known[key] = False", "self._known[key] = True"),
+        ("never has anything", "self._known[key] = True", "self._known[key] = False"),
+        ("keeps more than it may", "self.num_bytes + size > self.most_bytes", "False"),
+        ("keeps what is lost", "if self._known.pop(key, None) is not None:", "if self._known.get(key) is not None:"),
+    ),
     "models": (
         ("rotates the wrong way", "facts.attention()", "facts.attention(rope=RopeSpec(16, backwards=True))"),
         ("rotates at another speed", "facts.attention()", "facts.attention(rope=RopeSpec(16, theta=500.0))"),

@@ -60,7 +60,7 @@ def test_the_short_encoding_tells_messages_as_the_long_one_does() -> None:
     for events in ANSWER:
         told = b"".join(typed_event(data) for each in events for data in long.take(each))
         assert short.told(events) == told
-    assert short.message == long.message
+    assert short.answer == long.answer
 
 
 def test_the_short_encoding_tells_responses_as_the_long_one_does(monkeypatch: pytest.MonkeyPatch) -> None:

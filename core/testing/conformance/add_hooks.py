@@ -28,7 +28,8 @@ def check_hooks_say_what_they_ask_for(subject: Subject) -> None:
 def check_hooks_can_be_asked(subject: Subject) -> None:
     """`registry.ask` finds each: nobody implements it yet, or whoever does answers."""
     for name, hook in _hooks(subject):
-        arguments = dict.fromkeys(inspect.signature(hook).parameters)
+        parameters = inspect.signature(hook).parameters.values()
+        arguments = {each.name: "nobody/has-this" if each.annotation in (str, "str") else None for each in parameters}
         try:
             subject.target.registry.ask(name, **arguments)
         except AttributeError as error:

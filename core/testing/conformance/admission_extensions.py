@@ -92,13 +92,13 @@ def check_nonsense_is_refused_by_name(subject: Subject) -> None:
 
 
 def check_parameters_stay_parameters(subject: Subject) -> None:
-    """`admit` returns `SamplingParams`, and the same ones for whoever asks for nothing of it."""
+    """`admit` returns `SamplingParams` for those whom `wants` says yes to."""
     for extension in _made(subject):
         if hasattr(extension, "admit"):
             plain = SamplingParams()
             wants = extension.wants(plain) if hasattr(extension, "wants") else True
             assert isinstance(wants, bool), f"{type(extension).__name__}: wants() said {wants!r}; say True or False."
-            found = extension.admit(plain, [256])
+            found = extension.admit(plain, [256]) if wants else plain
             good = isinstance(found, SamplingParams)
             assert good, f"{type(extension).__name__}: admit returned {found!r:.80}; return SamplingParams."
 

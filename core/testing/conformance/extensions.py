@@ -57,7 +57,10 @@ def check_methods_can_be_called_as_the_contract_says(subject: Subject) -> None:
     asked = {name: value for name, value in vars(contract).items() if inspect.isfunction(value) and name[0] != "_"}
     for extension in subject.target.given():
         present = [name for name in asked if callable(getattr(extension, name, None))]
-        assert present, f"{type(extension).__name__} has none of the methods {', '.join(asked)}; it would do nothing."
+        says = any(hasattr(extension, name) for name in contract.__annotations__.keys() - {"name"})
+        assert present or says, (
+            f"{type(extension).__name__} has none of the methods {', '.join(asked)}; it would do nothing."
+        )
         for name in present:
             assert_takes(type(extension), name, asked[name])
 

@@ -22,7 +22,7 @@ def check_names_are_flags(subject: Subject) -> None:
 def check_says_what_it_is_for(subject: Subject) -> None:
     """`--help` and the reference show one sentence."""
     for option in subject.target.given():
-        good = option.help.strip() and "\n" not in option.help
+        good = option.refuse or (option.help.strip() and "\n" not in option.help)
         assert good, f"option {option.name}: help is {option.help!r}; say in one line what it is for."
 
 
@@ -30,7 +30,7 @@ def check_default_is_of_its_type(subject: Subject) -> None:
     """Who writes the default down gets what the default gives."""
     known = subject.target.registry.options()
     for option in subject.target.given():
-        if option.default is None:
+        if option.default is None or option.refuse:
             continue
         try:
             found = config_from_kwargs({option.name: option.default}, known).options[option.name]
