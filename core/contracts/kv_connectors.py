@@ -27,7 +27,9 @@ class BlockKey(NamedTuple):
     """The name of a full block: its KV group, and the key of the prefix chain that ends with it."""
 
     group: int
+    """Index of the KV group in the layout."""
     key: bytes
+    """The chain's SHA-256 over all tokens up to the block's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,11 @@ class StoreParts:
     """What a store knows of the rank it is on."""
 
     layout: KVLayout
+    """Of the whole cache, as the scheduler has it."""
     rank: int
+    """This one's, of all ranks."""
     num_ranks: int
+    """Ranks that keep a part of each block, or of other blocks."""
     fingerprint: str
     """The same, as hexadecimal digits, wherever bytes of a block mean the same; the rank is part of it."""
     block_bytes: Sequence[int]

@@ -33,6 +33,7 @@ SLOW_S: Final = 0.02
 
 @hookimpl
 def engine_kv_connectors() -> list[Entry]:
+    """Return the connector that has faults."""
     return [Entry("faulty", "core.testing.kv_faults:Faulty", "another connector, with a fault")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os.path
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,8 @@ _STRETCHING: Final = ("linear", "dynamic", "yarn")
 def find(model: str, config: EngineConfig) -> ModelSource | None:
     """Return the source of a folder or hub id; None for a name that can be neither."""
     folder = Path(model).expanduser()
-    if folder.suffix.lower() in _ONE_FILE and not folder.is_dir():
+    is_folder = os.path.isdir(folder)  # Path.is_dir raises where a name is too long for one
+    if folder.suffix.lower() in _ONE_FILE and not is_folder:
         advice = (
             "Install the plugin engine-gguf, which reads it, or give" if folder.suffix.lower() == ".gguf" else "Give"
         )
@@ -61,7 +63,7 @@ def find(model: str, config: EngineConfig) -> ModelSource | None:
             f"{model} is a single {folder.suffix[1:]} file, and weights are read from folders with a config.json only. "
             f"{advice} the folder, or the hub id, of the model it was made from."
         )
-    if folder.is_dir():
+    if is_folder:
         return describe(model, folder, config, origin="checkpoint")
     if not is_hub_id(model):
         return None

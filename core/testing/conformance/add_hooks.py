@@ -28,8 +28,11 @@ def check_hooks_say_what_they_ask_for(subject: Subject) -> None:
 def check_hooks_can_be_asked(subject: Subject) -> None:
     """`registry.ask` finds each: nobody implements it yet, or whoever does answers."""
     for name, hook in _hooks(subject):
-        parameters = inspect.signature(hook).parameters.values()
-        arguments = {each.name: "nobody/has-this" if each.annotation in (str, "str") else None for each in parameters}
+        made_up = {"str": "nobody/has-this", "EngineConfig": subject.target.config, "Registry": subject.target.registry}
+        parameters = inspect.signature(hook, eval_str=False).parameters.values()
+        arguments = {
+            each.name: made_up.get(getattr(each.annotation, "__name__", each.annotation)) for each in parameters
+        }
         try:
             subject.target.registry.ask(name, **arguments)
         except AttributeError as error:
