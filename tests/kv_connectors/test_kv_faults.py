@@ -15,7 +15,7 @@ from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
 from core.testing.kv_faults import FAULTS
-from tests.kv_connectors.trial import PARAMS, PROMPTS, open_llm, run, traffic
+from tests.kv_connectors.trial import PARAMS, PROMPTS, open_llm, run, settle, traffic
 
 OVER: dict[str, Any] = {"offload": {"cpu_bytes_to_use": 4 << 20}, "disk": {"folder": ""}}
 
@@ -103,6 +103,7 @@ def test_damaged_files_are_noticed_and_computed_again(
 ) -> None:
     with open_llm("disk", {"folder": str(tmp_path)}) as llm:
         run(llm)
+        settle(llm)
         for path in sorted(tmp_path.rglob("*-*")):
             damage(path)
         assert llm.reset_prefix_cache()
@@ -127,6 +128,7 @@ def test_what_a_killed_engine_left_is_no_block_and_is_removed(expected: list[lis
 def test_a_folder_that_is_deleted_costs_what_was_in_it(expected: list[list[int]], tmp_path: Path) -> None:
     with open_llm("disk", {"folder": str(tmp_path / "blocks")}) as llm:
         run(llm)
+        settle(llm)
         (tmp_path / "blocks").rename(tmp_path / "gone")
         assert llm.reset_prefix_cache()
         assert run(llm)[0] == expected

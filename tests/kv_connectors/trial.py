@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from inspect import unwrap
 from typing import Any
 
 from core import LLM, SamplingParams
+from tests.patience import PATIENCE_S
 
 FAKE = ["core.testing.fake_model", "core.testing.kv_faults", "tests/proofs/features/windowed.py"]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
@@ -42,3 +44,12 @@ def traffic(llm: LLM) -> Any:
     """Return the scheduler half."""
     planned = dict(llm.core.scheduler._extensions._planned)["kv_connectors"]
     return unwrap(planned).__self__
+
+
+def settle(llm: LLM) -> None:
+    """Step until every block that is to leave has left."""
+    half, end_s = traffic(llm), time.monotonic() + PATIENCE_S
+    while half._fresh or half._moves:
+        assert time.monotonic() < end_s, "blocks are on their way for ever"
+        llm.core.step()
+        time.sleep(0.005)
