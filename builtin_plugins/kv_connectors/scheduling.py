@@ -266,16 +266,22 @@ class Traffic:
         """Return the move of a block that is still cached and that there is room for, kept until it is done."""
         group, pool = key.group, self._kv.pools[self._kv.layout.groups[key.group].pool]
         block = pool.find(group).get(key.key)
-        going = None if block is None else self._directory.admit(key, self._pinned)
-        if block is None or going is None:
+        if block is None or not self._admit(key):
             return None
-        self._drops += going
-        self.counts.evicted += len(going)
         move = self._move(key, block, None)
         tables: list[list[int]] = [[] for _ in self._sizes]
         tables[group].append(block)
         self._scheduler.keep(_kept(move), tables)
         return move
+
+    def _admit(self, key: BlockKey) -> bool:
+        """Have room made for a block; say whether there is any."""
+        going = self._directory.admit(key, self._pinned)
+        if going is None:
+            return False
+        self._drops += going
+        self.counts.evicted += len(going)
+        return True
 
     def _begin(self, move: Move) -> Order:
         self._moves[move.order.id] = move
@@ -311,12 +317,8 @@ class Traffic:
             if self._found[key] < self._num_ranks:
                 continue
             del self._found[key]
-            if not self._directory.holds(key):
-                going = self._directory.admit(key, self._pinned)
-                if going is not None:
-                    self._drops += going
-                    self.counts.evicted += len(going)
-                    self._directory.stored(key)
+            if not self._directory.holds(key) and self._admit(key):
+                self._directory.stored(key)
 
     def _take_late(self, ids: Sequence[int]) -> None:
         late = [each for each in ids if each in self._moves]

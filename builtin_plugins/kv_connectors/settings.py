@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+import msgspec
 
 from core.api import ConfigError, EngineConfig, KVTransferConfig, did_you_mean
 
@@ -69,12 +71,11 @@ def _read(given: Mapping[str, Any]) -> KVTransferConfig:
     values = {key: value for key, value in given.items() if key in known}
     if not values.get("kv_connector"):
         raise ConfigError(f'{FLAG} needs the name of a connector, such as {{"kv_connector": "offload"}}.')
-    values["kv_connector"] = ALIASES.get(values["kv_connector"], values["kv_connector"])
     settings = read_fields(KVTransferConfig, values, FLAG)
     for key in ("step_bytes", "most_bytes_under_way", "timeout_s"):
         if not 0 < getattr(settings, key) < float("inf"):
             raise ConfigError(f"{FLAG}.{key} must be more than 0, not {getattr(settings, key)!r}.")
-    return settings
+    return replace(settings, kv_connector=ALIASES.get(settings.kv_connector, settings.kv_connector))
 
 
 def read_extra(kind: type[T], settings: KVTransferConfig) -> T:
@@ -102,9 +103,8 @@ def _checked(value: Any, wanted: Any, flag: str) -> Any:
         if value not in choices:
             raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {value!r:.100}.")
         return value
-    if wanted is float and type(value) is int:
-        return float(value)
-    kinds = wanted if isinstance(wanted, type) else Mapping
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-        raise ConfigError(f"{flag} must be of type {kinds.__name__}, not {value!r:.100}.")
-    return value
+    try:
+        return msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        raise ConfigError(f"{flag}: {text[:1].lower()}{text[1:]}.") from error

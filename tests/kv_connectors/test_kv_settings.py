@@ -50,7 +50,8 @@ def test_sizes_and_names_are_those_of_vllm() -> None:
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_parallel_size": 2}}, "kv_parallel_size"),
         ({"kv_transfer_config": {"kv_connector": "disk", "timeout_s": 0}}, "timeout_s"),
         ({"kv_transfer_config": {"kv_connector": "disk", "step_bytes": True}}, "step_bytes"),
-        ({"kv_transfer_config": {"kv_connector": 3}}, "kv_connector must be of type str"),
+        ({"kv_transfer_config": {"kv_connector": 3}}, "kv_connector: expected `str`"),
+        ({"kv_transfer_config": {"kv_connector": ["disk"]}}, "kv_connector: expected `str`"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_connector_extra_config": 7}}, "kv_connector_extra_config"),
     ],
 )
