@@ -77,6 +77,17 @@ def test_a_look_costs_the_same_at_any_length(kind: Any) -> None:
     assert costs[1] <= 1.5 * costs[0]
 
 
+@pytest.mark.parametrize("kind", [NGram, Suffix])
+def test_a_look_costs_little_where_all_of_the_text_was_said_before(kind: Any) -> None:
+    finder, said = make(kind), list(range(100, 130)) * 8
+    for _ in range(20):
+        finder.drafts(ask(said, owner()))
+    who = owner()
+    finder.drafts(ask(said[:100], who))
+    assert calls(finder.drafts, ask(said[:101], who, most=24)) < 400
+    assert finder.drafts(ask(said[:102], who, most=24)) == [said[102:126]]
+
+
 def test_suffix_guesses_what_others_said_most_often() -> None:
     suffix, greeting = make(Suffix, suffix_decoding_max_spec_factor=4.0), [1, 2, 3]
     for ending in ([4, 5, 6], [4, 9, 9], [4, 5, 7]):

@@ -65,14 +65,14 @@ def test_trials_lose_a_bounded_time() -> None:
 def test_a_trial_counts_as_what_it_has_lost() -> None:
     pace = told({8: 0.001, 48: 0.04})
     assert any(choose(pace, 8))
-    pace.tried(1.0, 0.0)
+    pace.tried(1.0, 0.0, 0.0)
     for _ in range(50):
         pace.passed(0.01)
     assert not any(choose(pace, 8)), "it took much longer than was reckoned"
     pace.passed(60.0)
     for _ in range(50):
         assert any(choose(pace, 8)), "trials that bring what they cost are free"
-        pace.tried(0.004, 4.0)
+        pace.tried(0.004, 4.0, 0.0)
 
 
 def test_models_of_long_steps_are_tried_once_the_time_is_saved() -> None:
