@@ -153,42 +153,45 @@ class Pace:
         if not self._adaptive:
             chosen: Ints = there.sum(axis=1) + np.zeros(len(rows), dtype=np.int64)
             return chosen
-        order = np.sort(chances[chances > 0])[::-1]
+        order = np.argsort(-chances, axis=None, kind="stable")[: np.count_nonzero(chances)]
         sizes = len(rows) + np.arange(len(order) + 1)
         seconds = self.costs.of(sizes)
         if seconds is None or not len(order):
             return np.zeros(len(rows), dtype=np.int64)
         seconds[1:] += looking_s
-        tokens = len(rows) + np.concatenate(([0.0], np.cumsum(order)))
-        best = _best(tokens / seconds)
-        if not best or sizes[best] > self.costs.largest:
-            best = self._trial(sizes, seconds, tokens, looking_s, counted=not pretend)
-        if not best:
-            return np.zeros(len(rows), dtype=np.int64)
-        return np.asarray((chances >= order[best - 1]).sum(axis=1))
+        tokens = len(rows) + np.concatenate(([0.0], np.cumsum(chances.ravel()[order])))
+        speed, num_known = tokens / seconds, int(np.searchsorted(sizes, self.costs.largest, side="right"))
+        best = known = _best(speed[:num_known])
+        if not known or _best(speed) != known:
+            least = num_known if known else 1
+            best = self._trial(sizes, seconds, tokens, looking_s, least, counted=not pretend) or known
+        return np.bincount(order[:best] // len(self._places), minlength=len(rows))
 
-    def _trial(self, sizes: Ints, seconds: Floats, tokens: Floats, looking_s: float, *, counted: bool) -> int:
+    def _trial(
+        self, sizes: Ints, seconds: Floats, tokens: Floats, looking_s: float, least: int, *, counted: bool
+    ) -> int:
         """Return how many guesses to check in order to learn what that takes; 0: no time may be lost at present.
 
         By what is known nothing pays, but it may have been another process that made steps long; or it is a size that was
-        not tried yet. With `counted` it will be done, and what it may lose is taken off.
+        not tried yet. There are as many as may lose their time, `least` or more. With `counted` it will be done, and that is
+        taken off.
         """
-        least = self.costs.at_least(sizes, float(seconds[0]))
-        least[1:] += looking_s
-        best = _best(tokens / least)
-        lost_s = max(float(seconds[best] - seconds[0]), self.costs.token_s * best)
-        if not best or lost_s > self._trial_s:
+        lost_s = np.maximum.accumulate(np.maximum(seconds - seconds[0], self.costs.token_s * np.arange(len(sizes))))
+        least_s = self.costs.at_least(sizes, float(seconds[0]))
+        least_s[1:] += looking_s
+        best = _best((tokens / least_s)[: np.searchsorted(lost_s, self._trial_s, side="right")])
+        if best < least:
             return 0
         if counted:
-            self._trial_s -= lost_s
-            self._trying = float(seconds[0]), lost_s
+            self._trial_s -= float(lost_s[best])
+            self._trying = float(seconds[0]), float(lost_s[best])
         return best
 
 
 def _best(speed: Floats) -> int:
     """Return the number of guesses with the highest speed; 0 where none is clearly faster than no guess."""
-    best = int(np.argmax(speed))
-    return best if speed[best] >= MARGIN * speed[0] else 0
+    best = int(np.argmax(speed)) if len(speed) else 0
+    return best if best and speed[best] >= MARGIN * speed[0] else 0
 
 
 def _rounded(num_tokens: int) -> int:
