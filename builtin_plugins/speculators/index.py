@@ -65,7 +65,7 @@ class Index:
         tokens, end, agree = self.tokens, len(text), least
         most = min(most, place, end)
         more = most - agree
-        while more:  # all the rest, or half of it, and so on
+        while more > 0:  # all the rest, or half of it, and so on
             if tokens[place - agree - more : place - agree] == text[end - agree - more : end - agree]:
                 agree += more
                 more = min(more, most - agree)

@@ -105,6 +105,12 @@ def test_suffix_guesses_no_more_than_agrees_and_only_what_is_likely() -> None:
     assert len(make(Suffix, suffix_decoding_min_token_prob=0.3).drafts(ask(text, owner()))[0]) == 2
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_suffix_guesses_no_more_than_its_depth(depth: int) -> None:
+    suffix = make(Suffix, suffix_decoding_max_tree_depth=depth)
+    assert suffix.drafts(ask([1, 2, 3, 4, 5, 1, 2, 3], owner())) == [[4, 5, 1][:depth]]
+
+
 def test_outputs_are_forgotten_in_two_generations() -> None:
     suffix = make(Suffix, suffix_decoding_max_cached_requests=4)
     for i in range(9):
