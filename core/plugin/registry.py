@@ -157,14 +157,14 @@ class Registry:
 
         Return it, and what logs an error in a request and says who is to blame.
         """
-        target = self.load(registered)
         with self.blame(registered) as blame:
-            made = times_of(self).around(registered.plugin.name, construct(target, *arguments), blame)
+            made = times_of(self).around(registered.plugin.name, construct(self.load(registered), *arguments), blame)
         return made, blame.told
 
-    def blame(self, registered: Registered) -> Blame:
+    def blame(self, registered: Registered, request: str | None = None) -> Blame:
         """Return a context manager (or decorator) that gives this entry's plugin the blame for what is raised in it."""
-        return self.hooks.blame(registered.plugin, f"failed in entry {registered.label}")
+        what = registered.label if request is None else f"{registered.label} in request {request!r}"
+        return self.hooks.blame(registered.plugin, f"failed in entry {what}")
 
     def in_use(self, kind: str) -> list[Registered]:
         """Return the entries of a kind that were loaded to be used, in that order."""
