@@ -6,7 +6,7 @@ Read from the plugin's text; nothing of it is imported.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 import core
 from core.cli.plugins.releases import Names, is_public, public_names, released
-from core.deprecated import DEPRECATIONS
+from core.deprecated import DEPRECATIONS, Deprecation
 from core.errors import ConfigError
 from core.plugin import PluginRef, make_plan
 from core.plugin.discovery import module_file
@@ -51,23 +51,38 @@ def uses_against(name: str, version: str) -> list[Use]:
     found = []
     for file in _files(ref):
         tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-        imports = sorted(_imports(tree))
-        for line, module, imported in imports:
-            place, dotted = f"{file.name}:{line}", f"{module}.{imported}" if imported else module
-            ends = [item for item in gone if item.name and item.name == dotted]
-            if ends:
-                found += [Use(place, f"{item.what}: {item.instead}", promised=True) for item in ends]
-            elif not is_public(module) and not is_public(dotted):
-                found.append(Use(place, f"{dotted} is private: no release promises it", promised=False))
-            elif not _has(promised, module, imported):
-                found.append(Use(place, f"{dotted} is not in {version}", promised=True))
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                taken = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-                for item in gone:
-                    if item.method == node.name and (not item.parameter or item.parameter in taken):
-                        found.append(Use(f"{file.name}:{node.lineno}", f"{item.what}: {item.instead}", promised=True))
+        for line, module, name in sorted(_imports(tree)):
+            found += [
+                Use(f"{file.name}:{line}", what, known)
+                for what, known in _misfits(module, name, promised, gone, version)
+            ]
+        for line, item in _definitions(tree, gone):
+            found.append(Use(f"{file.name}:{line}", f"{item.what}: {item.instead}", promised=True))
     return found
+
+
+def _misfits(
+    module: str, name: str, promised: Names, gone: Sequence[Deprecation], version: str
+) -> Iterator[tuple[str, bool]]:
+    """Yield what is wrong with an import, and whether some release promises it."""
+    dotted = f"{module}.{name}" if name else module
+    ends = [item for item in gone if item.name and item.name == dotted]
+    if ends:
+        yield from ((f"{item.what}: {item.instead}", True) for item in ends)
+    elif not is_public(module) and not is_public(dotted):
+        yield f"{dotted} is private: no release promises it", False
+    elif not _has(promised, module, name):
+        yield f"{dotted} is not in {version}", True
+
+
+def _definitions(tree: ast.Module, gone: Sequence[Deprecation]) -> Iterator[tuple[int, Deprecation]]:
+    """Yield the lines of functions whose kind goes away."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            taken = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+            for item in gone:
+                if item.method == node.name and (not item.parameter or item.parameter in taken):
+                    yield node.lineno, item
 
 
 def _files(ref: PluginRef) -> list[Path]:
