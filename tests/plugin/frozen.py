@@ -46,7 +46,7 @@ def freeze() -> str:
     """Return the plugins of every kind and joint as they are written now, and the examples."""
     with tempfile.TemporaryDirectory() as folder:
         for kind in WRITTEN:
-            write_package(kind, kind, Path(folder, kind))
+            write_package(f"my_{kind}", kind, Path(folder, kind))
         found = dict(sorted([*_packages(Path(folder)), *_packages(EXAMPLES)]))
     return "".join(f"{BEGIN}{path}\n{text}" for path, text in found.items())
 

@@ -108,7 +108,7 @@ ACTS: Final[Mapping[str, Act]] = {
     "scheduler_extensions": Act("self._running.add(request.request_id)", ("--acme-most", "1")),
     "runner_extensions": Act("return (logits / self._cap)", ("--acme-cap", "5")),
     "options": Act("return (request.num_prompt", ("--scheduling-policy", "acme", "--acme-patience", "3")),
-    "find_model": Act('return "scripted:"', model="acme:echo", answer='"hello', at_start=True),
+    "find_model": Act('return "scripted:"', model="acme:echo", answer='"hi there"', at_start=True),
     "add_hooks": Act("for plugin, words in context", command=("acme", "en")),
 }
 
@@ -130,7 +130,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ACTS)
 def test_from_an_idea_to_a_served_request(kind: str, newcomer: Newcomer, checkpoint: Path, tmp_path: Path) -> None:
-    name, act = kind.replace("_", ""), ACTS[kind]
+    name, act = f"my{kind.replace('_', '')}", ACTS[kind]
     with machine_time_s() as spent:
         printed = newcomer.engine("plugins", "new", name, "--kind", kind)
         newcomer.run(printed.splitlines()[-1].removeprefix("Next: "), shell=True)

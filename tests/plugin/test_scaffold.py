@@ -111,6 +111,11 @@ def test_a_name_that_cannot_be_a_modules_is_refused(tmp_path: Path, name: str) -
         write_package(name, "models", tmp_path / "package")
 
 
+def test_a_name_that_a_builtin_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the engine has a plugin 'speculators' itself"):
+        write_package("speculators", "speculators", tmp_path / "package")
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("x")
     with pytest.raises(ConfigError, match="is not empty; give another folder with --output"):

@@ -12,6 +12,7 @@ from typing import Final
 import core
 from core.cli.plugins.borrowed import borrowed
 from core.errors import ConfigError, did_you_mean
+from core.plugin.discovery import discover
 from core.plugin.entry import API_VERSION
 from core.plugin.kinds import KINDS
 from core.testing.conformance.joints import JOINTS
@@ -34,10 +35,13 @@ def write_package(
     A model's `architecture` is spelt as in its config.json; without it, that is a guess from the plugin's name. It may begin
     as a copy of one of the engine's.
 
-    Raises `ConfigError` for a name that cannot be a module's, and for a folder that holds something already.
+    Raises `ConfigError` for a name that cannot be a module's or is that of a builtin, and for a folder that holds something
+    already.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ConfigError(f"{name!r} cannot be a plugin's name; use lower-case letters, digits and single underscores.")
+    if any(ref.builtin and ref.name == name for ref in discover()):
+        raise ConfigError(f"the engine has a plugin {name!r} itself, and no two may have one name; give yours another.")
     if kind not in WRITTEN:
         raise ConfigError(f"there is no kind {kind!r}; kinds: {', '.join(WRITTEN)}{did_you_mean(kind, WRITTEN)}")
     if architecture is not None and (kind != "models" or not architecture.isidentifier()):
