@@ -145,6 +145,8 @@ class Extensions:
 def _blamed(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return method(*arguments)
+    except PluginError:
+        raise  # it names the plugin
     except Exception as error:
         raise PluginError(
             f"scheduler extension {name!r} failed in {method.__name__}: {type(error).__name__}: {error}", name, error

@@ -147,7 +147,7 @@ def test_an_extension_that_raises_fails_that_request_and_is_named(caplog):
     engine.add("a", prompt(5), 3)
     engine.add("b", prompt(5, 2), 3)
     engine.run()
-    assert engine.finished["a"].error == "plugin 'broken' failed; the engine's log says more."
+    assert engine.finished["a"].error == "plugin 'broken' failed in request 'a'; the engine's log says more."
     assert "scheduler extension 'broken' failed in may_start: ValueError: no such grammar" in caplog.text
     assert engine.finished["b"].finish_reason in ("stop", "length")
 
