@@ -15,7 +15,9 @@ import msgspec
 
 from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Opened, Order, Orders, Told
 from builtin_plugins.kv_connectors.trouble import Trouble
+from builtin_plugins.kv_connectors.watched import WatchedDirectory
 from core.api import BlockKey, KVConnector, KVDirectory, KVTransferConfig, RequestFailed
+from core.contracts.kv_watchers import Watcher
 from core.step import StepPlan
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -70,10 +72,17 @@ class Traffic:
 
     name = NAME
 
-    def __init__(self, connector: KVConnector, settings: KVTransferConfig, tensor: int, num_ranks: int) -> None:
-        """`tensor`: ranks that split every layer, of all `num_ranks`."""
+    def __init__(
+        self,
+        connector: KVConnector,
+        settings: KVTransferConfig,
+        tensor: int,
+        num_ranks: int,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        """`tensor`: ranks that split every layer, of all `num_ranks`. `watchers`: told of what the tier has and has lost."""
         self._connector, self._settings = connector, settings
-        self._tensor, self._num_ranks = tensor, num_ranks
+        self._tensor, self._num_ranks, self._watchers = tensor, num_ranks, watchers
         self._loads_any = settings.kv_role != "kv_producer"
         self._stores_any = settings.kv_role != "kv_consumer"
         self._directory: KVDirectory
@@ -108,6 +117,9 @@ class Traffic:
         self._scheduler, kv = scheduler, scheduler.kv
         self._kv, layout = kv, kv.layout
         self._directory = self._connector.directory(layout, self._tensor)
+        if self._watchers:
+            medium = getattr(self._connector, "medium", self._settings.kv_connector)
+            self._directory = WatchedDirectory(self._directory, medium, self._watchers)
         self._block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         self._sizes = [group.block_size for group in layout.groups]
         self._link = layout.hash_block_size

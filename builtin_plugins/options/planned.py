@@ -64,7 +64,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Moving weights and caches out of device memory": {
         "swap_space": (float, 4.0),
         "cpu_offload_gb": (float, 0.0),
-        "kv_events_config": (Json | None, None),
     },
     "Graph capture and compilation": {
         "cudagraph_capture_sizes": (list[int] | None, None),
