@@ -126,8 +126,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     },
     "Tracing, profiling and further metrics": {
         "show_hidden_metrics_for_version": (Text, None),
-        "kv_cache_metrics": (bool, False),
-        "kv_cache_metrics_sample": (float, 0.01),
         "enable_layerwise_nvtx_tracing": (bool, False),
         "enable_mfu_metrics": (bool, False),
     },
