@@ -13,6 +13,7 @@ import zmq
 Key = tuple[str, int, int | bytes]
 """Medium, KV group, hash."""
 PATIENCE_MS = 2000
+"""Longest wait for each batch of a replay."""
 
 
 class Index:
@@ -37,7 +38,9 @@ class Index:
                     parent = block_hash
 
 
-def follow(context: zmq.Context, events: str, replay: str, topic: str = "") -> Iterator[list[list]]:
+def follow(
+    context: zmq.Context, events: str, replay: str, topic: str = "", patience_ms: float = PATIENCE_MS
+) -> Iterator[list[list]]:
     """Yield the events of each batch in order, those that were sent before and those that were missed by replay.
 
     What cannot be had any more, or an engine that begins anew, comes as `AllBlocksCleared`: an index then knows too
@@ -55,7 +58,7 @@ def follow(context: zmq.Context, events: str, replay: str, topic: str = "") -> I
                 yield [["AllBlocksCleared"]]
                 expected = 0
             if seen > expected:
-                for found, missed in _replayed(context, replay, expected):
+                for found, missed in _replayed(context, replay, expected, patience_ms):
                     if found >= seen:
                         break
                     if found > expected:
@@ -70,13 +73,13 @@ def follow(context: zmq.Context, events: str, replay: str, topic: str = "") -> I
         socket.close(0)
 
 
-def _replayed(context: zmq.Context, replay: str, since: int) -> Iterator[tuple[int, bytes]]:
+def _replayed(context: zmq.Context, replay: str, since: int, patience_ms: float) -> Iterator[tuple[int, bytes]]:
     """Yield (number, batch) from a number on, as far as the engine still has them."""
     socket = context.socket(zmq.DEALER)  # a REQ socket takes one answer, and there are many
     socket.connect(replay)
     try:
         socket.send_multipart((b"", since.to_bytes(8, "big")))
-        while socket.poll(PATIENCE_MS):
+        while socket.poll(patience_ms):
             _, number, batch = socket.recv_multipart()
             if not batch:
                 return

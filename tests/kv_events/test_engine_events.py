@@ -50,10 +50,11 @@ def open_llm(folder: Path, **options: Any) -> LLM:
 def followed(folder: Path) -> Iterator[tuple[Any, Any]]:
     """Yield an index that is kept up in a thread, and what waits until it holds certain keys."""
     index, context = EXAMPLE["Index"](), zmq.Context()
+    addresses = f"ipc://{folder}/events", f"ipc://{folder}/replay"
 
     def listen() -> None:
         try:
-            for events in EXAMPLE["follow"](context, f"ipc://{folder}/events", f"ipc://{folder}/replay"):
+            for events in EXAMPLE["follow"](context, *addresses, "", 1000 * PATIENCE_S):
                 index.apply(events)
         except zmq.ZMQError:
             pass  # the end

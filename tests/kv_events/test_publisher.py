@@ -167,7 +167,7 @@ def test_what_waits_is_sent_before_the_end(open_publisher, context):
     index, done = EXAMPLE["Index"](), threading.Event()
 
     def listen():
-        for events in EXAMPLE["follow"](context, settings.endpoint, settings.replay_endpoint):
+        for events in EXAMPLE["follow"](context, settings.endpoint, settings.replay_endpoint, "", 1000 * PATIENCE_S):
             index.apply(events)
             if ("GPU", 0, LAST) in index.parents:
                 done.set()
@@ -208,7 +208,7 @@ def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_pub
         sink.close(0)
 
     def listen():
-        for events in EXAMPLE["follow"](context, lossy, settings.replay_endpoint):
+        for events in EXAMPLE["follow"](context, lossy, settings.replay_endpoint, "", 1000 * PATIENCE_S):
             index.apply(events)
             if done.is_set():
                 return
