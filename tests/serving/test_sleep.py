@@ -48,12 +48,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "recorded and ahead": {"async_scheduling": True, "dtype": "bfloat16"},
     "int8": {"quantization": "int8", "dtype": "bfloat16"},
-    "mapped": {"attention_backend": "reference"},
 }
+MARKS = dict.fromkeys(("recorded and ahead", "int8"), pytest.mark.slow)
 
 
 @pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "options", [pytest.param(OPTIONS[name], id=name, marks=MARKS.get(name, ())) for name in OPTIONS]
+)
 def test_answers_are_the_same_behind_a_sleep(checkpoint: Path, options: dict[str, Any], level: int) -> None:
     with opened(checkpoint, **options) as llm:
         before, known = answers(llm), [tensor.clone() for tensor in weights(llm)]

@@ -165,7 +165,7 @@ class OperatorRoutes:
         if not await self._engine.reset_prefix_cache():
             return False
         idle, *_ = await self._engine.call(f"{SLEEPING}.idle")
-        return idle == b"1"
+        return bool(idle == b"1")
 
     async def _wake_up(self, request: Request) -> JSONResponse:
         """Have the cache, the weights or both back, by `tags`, and go on when nothing sleeps any more."""
