@@ -50,11 +50,13 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
         return []
     from builtin_plugins.kv_connectors.scheduling import Traffic  # lazy: start-up stays quick
     from core.contracts.infos import infos_of, numbers_of
+    from core.contracts.kv_watchers import watchers_of
 
     parallel = config.parallel
     tensor = parallel.tensor_parallel_size
     connector = _made(config, settings, registry)
-    traffic = Traffic(connector, settings, tensor, tensor * parallel.pipeline_parallel_size)
+    ranks = tensor * parallel.pipeline_parallel_size
+    traffic = Traffic(connector, settings, tensor, ranks, watchers_of(registry))
     infos_of(registry)["kv_connector_info"] = traffic.info
     numbers_of(registry)["kv_connectors"] = traffic.numbers
     return [traffic]

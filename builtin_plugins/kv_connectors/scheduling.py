@@ -7,7 +7,7 @@ beginning is in the store waits with its blocks until all of them are there and 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ import msgspec
 
 from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Opened, Order, Orders, Told
 from builtin_plugins.kv_connectors.trouble import Trouble
+from builtin_plugins.kv_connectors.watched import WatchedDirectory
 from core.api import BlockKey, KVConnector, KVDirectory, KVTransferConfig, RequestFailed
+from core.contracts.kv_watchers import Watcher
 from core.step import StepPlan
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -32,6 +34,8 @@ class Load:
     """None: nobody waits for it any more."""
     position: int
     """First token that the cache does not hold."""
+    end: int
+    """First behind it that nobody holds."""
     num_left: int
     error: str = ""
 
@@ -70,10 +74,17 @@ class Traffic:
 
     name = NAME
 
-    def __init__(self, connector: KVConnector, settings: KVTransferConfig, tensor: int, num_ranks: int) -> None:
-        """`tensor`: ranks that split every layer, of all `num_ranks`."""
+    def __init__(
+        self,
+        connector: KVConnector,
+        settings: KVTransferConfig,
+        tensor: int,
+        num_ranks: int,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        """`tensor`: ranks that split every layer, of all `num_ranks`. `watchers`: told of what the tier has and has lost."""
         self._connector, self._settings = connector, settings
-        self._tensor, self._num_ranks = tensor, num_ranks
+        self._tensor, self._num_ranks, self._watchers = tensor, num_ranks, watchers
         self._loads_any = settings.kv_role != "kv_producer"
         self._stores_any = settings.kv_role != "kv_consumer"
         self._directory: KVDirectory
@@ -102,12 +113,17 @@ class Traffic:
         """Of requests that are to fail."""
         self._bytes_under_way = 0
         self._num_orders = 0
+        self._hit_tokens = 0
+        """That requests began with because of what was brought for them."""
 
     def attach(self, scheduler: Any) -> None:
         """Become a tier of the scheduler's cache."""
         self._scheduler, kv = scheduler, scheduler.kv
         self._kv, layout = kv, kv.layout
         self._directory = self._connector.directory(layout, self._tensor)
+        if self._watchers:
+            medium = getattr(self._connector, "medium", self._settings.kv_connector)
+            self._directory = WatchedDirectory(self._directory, medium, self._watchers)
         self._block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         self._sizes = [group.block_size for group in layout.groups]
         self._link = layout.hash_block_size
@@ -116,7 +132,7 @@ class Traffic:
 
     def info(self) -> Mapping[str, str]:
         """Return the labels by which the tier is shown: whether it works, and if not, the kind of error."""
-        degraded = [each for each in (self._reading, self._writing) if each.is_degraded]
+        degraded = self._degraded
         state = "degraded" if degraded else "ready" if self._is_open else "opening"
         return {
             "connector": self._settings.kv_connector,
@@ -124,11 +140,20 @@ class Traffic:
             "reason": degraded[0].reason.partition(":")[0] if degraded else "",
         }
 
+    @property
+    def _degraded(self) -> list[Trouble]:
+        return [each for each in (self._reading, self._writing) if each.is_degraded]
+
     def numbers(self) -> Mapping[str, float]:
         """Return what is counted, by metric."""
         counts = {f"kv_connector_{name}_blocks_total": float(value) for name, value in asdict(self.counts).items()}
         directory = self._directory
-        return counts | {"kv_connector_bytes": directory.num_bytes, "kv_connector_limit_bytes": directory.most_bytes}
+        return counts | {
+            "kv_connector_hit_tokens_total": self._hit_tokens,
+            "kv_connector_degraded": bool(self._degraded),
+            "kv_connector_bytes": directory.num_bytes,
+            "kv_connector_limit_bytes": directory.most_bytes,
+        }
 
     @property
     def _is_open(self) -> bool:
@@ -188,7 +213,7 @@ class Traffic:
             return True
         self._num_orders += 1
         wanted = {(each.group, each.key) for each in mine}
-        load = Load(f"{NAME}/{self._num_orders}", request.request_id, self._first(request, wanted), len(mine))
+        load = Load(f"{NAME}/{self._num_orders}", request.request_id, *self._extent(request, wanted), len(mine))
         tables: list[list[int]] = [[] for _ in self._sizes]
         for each in mine:
             tables[each.group].append(each.block)
@@ -199,15 +224,15 @@ class Traffic:
         self._loads[request.request_id] = load
         return False
 
-    def _first(self, request: Any, wanted: set[tuple[int, bytes]]) -> int:
-        """Return the first position of blocks that are brought for a request."""
-        positions: Iterator[int] = (
-            (place + 1) * self._link - size
-            for group, size in enumerate(self._sizes)
+    def _extent(self, request: Any, wanted: set[tuple[int, bytes]]) -> tuple[int, int]:
+        """Return the first position of blocks that are brought for a request, and that behind the last."""
+        ends = [
+            (group, (place + 1) * self._link)
+            for group in range(len(self._sizes))
             for place, key in enumerate(request.keys)
             if (group, key) in wanted
-        )
-        return min(positions)
+        ]
+        return min(end - self._sizes[group] for group, end in ends), max(end for _, end in ends)
 
     def _move(self, key: BlockKey, block: int, load: Load | None) -> Move:
         self._num_orders += 1
@@ -372,6 +397,7 @@ class Traffic:
         request_id, load.request_id = load.request_id, None
         del self._loads[request_id]
         if not load.error:
+            self._hit_tokens += load.end - load.position
             self._scheduler.loaded(request_id)
             return
         if self._settings.kv_load_failure_policy == "fail":
