@@ -72,21 +72,33 @@ def seal_of(key: BlockKey, block: Block, how: Literal["sum", "crc32"]) -> bytes:
     return digest.digest()
 
 
-def fingerprint_of(config: EngineConfig, layout: KVLayout, backend: Any, device: str, rank: int, num_ranks: int) -> str:
-    """Return what is the same, as hexadecimal digits, wherever bytes under a key mean the same.
+def facts_of(
+    config: EngineConfig, layout: KVLayout, backend: Any, device: str, rank: int, num_ranks: int
+) -> dict[str, Any]:
+    """Return, by names that users know, what is the same wherever bytes under a key mean the same.
 
     Keys stand for the model's files and the tokens. What else bears on a block is how its layers are laid out, who computes
     them with what, and which part of them is this rank's.
     """
     model = config.model
-    facts = {
+    return {
         "format": FORMAT,
-        "groups": msgspec.to_builtins(layout.groups),
-        "pools": [(pool.slot_bytes, pool.num_slots) for pool in layout.pools],
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "model_impl": model.model_impl,
+        "hf_overrides": model.hf_overrides,
+        "tensor_parallel_size": config.parallel.tensor_parallel_size,
+        "ranks": num_ranks,
+        "rank": rank,
+        "block_size": [group.block_size for group in layout.groups],
         "hash_block_size": layout.hash_block_size,
-        "backend": f"{type(backend).__module__}.{type(backend).__qualname__}",
+        "attention_backend": f"{type(backend).__module__}.{type(backend).__qualname__}",
         "device": device,
-        "model": (model.dtype, model.quantization, model.model_impl, model.hf_overrides),
-        "rank": (rank, num_ranks, config.parallel.tensor_parallel_size),
+        "bytes": [(pool.slot_bytes, pool.num_slots) for pool in layout.pools],
+        "layout": msgspec.to_builtins(layout.groups),
     }
+
+
+def fingerprint_of(facts: Mapping[str, Any]) -> str:
+    """Return hexadecimal digits that stand for facts."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

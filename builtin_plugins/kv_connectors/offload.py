@@ -82,7 +82,7 @@ class HostMemory:
         """Copy a block."""
         size = self._block_bytes[key.group]
         buffer = self._room(size)
-        for part, place in zip(block, _parts(buffer, block), strict=True):
+        for part, place in zip(block, parts_of(buffer, block), strict=True):
             np.copyto(place, part)
         with self._lock:
             self._held[key] = buffer, seal
@@ -98,7 +98,7 @@ class HostMemory:
         """Copy it back."""
         with self._lock:
             buffer, seal = self._held[key]
-        for part, place in zip(block, _parts(buffer, block), strict=True):
+        for part, place in zip(block, parts_of(buffer, block), strict=True):
             np.copyto(part, place)
         return seal
 
@@ -107,7 +107,10 @@ class HostMemory:
         with self._lock:
             buffer, _ = self._held.pop(key, (None, b""))
         if buffer is not None:
-            self._free.setdefault(buffer.nbytes, []).append(buffer)
+            self._reuse(buffer)
+
+    def _reuse(self, buffer: np.ndarray[Any, Any]) -> None:
+        self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def close(self) -> None:
         """Give all of it back."""
@@ -115,7 +118,7 @@ class HostMemory:
         self._free.clear()
 
 
-def _parts(buffer: np.ndarray[Any, Any], block: Block) -> Iterable[np.ndarray[Any, Any]]:
+def parts_of(buffer: np.ndarray[Any, Any], block: Block) -> Iterable[np.ndarray[Any, Any]]:
     """Yield a buffer in pieces as long as the parts of a block."""
     at = 0
     for part in block:
