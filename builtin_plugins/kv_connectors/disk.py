@@ -1,7 +1,6 @@
 """A folder behind the cache: a file for each block, found again after a restart, and shared by engines of one kind.
 
-Files are read by `preadv` into the cache itself. They are not mapped: a mapped file that somebody cuts short kills whoever
-looks at it.
+Files are read by `preadv`. They are not mapped: a mapped file that somebody cuts short kills whoever looks at it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Disk:
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
         """The folder."""
-        return {"folder": folder, "max_bytes": 1 << 20}
+        return {"folder": folder, "max_bytes": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
         """Return a directory of this rank's share, however many stages the layers are split into."""

@@ -34,6 +34,11 @@ class Exchange:
         """Of the engines that blocks were fetched from."""
         return [*self._others.values()]
 
+    @property
+    def keeps_any(self) -> bool:
+        """Say whether blocks of ended requests are kept."""
+        return bool(self._leaving)
+
     def trouble(self, source: bytes) -> Trouble:
         """Return what is known of one of them."""
         if source not in self._others:

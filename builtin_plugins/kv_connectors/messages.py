@@ -71,7 +71,8 @@ class Moved(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Late(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Orders that a rank should have been done with; it still works on them."""
+    """Orders that a rank should have been done with. It may still work on them, and touches none of their blocks; in the
+    end it says `Moved` of them, too."""
 
     rank: int
     ids: list[int]

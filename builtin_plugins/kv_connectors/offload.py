@@ -44,7 +44,7 @@ class Offload:
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
         """Some memory."""
-        return {"cpu_bytes_to_use": 1 << 20}
+        return {"cpu_bytes_to_use": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
         """Return a directory of this rank's share, however many stages the layers are split into."""

@@ -62,6 +62,8 @@ class Move:
     """Of whoever is asked."""
     error: str = ""
     """What a rank says went wrong."""
+    is_late: bool = False
+    """A rank has given it up."""
     distrusted: bool = False
     """The cache forgot it meanwhile for what it holds."""
 
@@ -119,6 +121,8 @@ class Traffic:
         """Blocks to be loaded."""
         self._moves: dict[int, Move] = {}
         """On their way, by order."""
+        self._given_up: dict[tuple[int, int], Trouble] = {}
+        """By rank and order: whose end, if it comes, says that something works again."""
         self._pinned: Counter[BlockKey] = Counter()
         """Blocks that are, or are to be, read."""
         self._drops: list[BlockKey] = []
@@ -288,7 +292,9 @@ class Traffic:
             return not self._greeted
         if self._drops or (self._reads and self._room > 0):
             return True
-        return bool(self._fresh) and self._room > 0 and self._writing.may_ask(self._kv.issued + 1)
+        if not self._writing.may_ask(self._kv.issued + 1):
+            return self._exchange is not None and self._exchange.keeps_any
+        return bool(self._fresh) and self._room > 0
 
     @property
     def _room(self) -> int:
@@ -361,12 +367,16 @@ class Traffic:
         elif isinstance(told, Found):
             self._take_found(told.keys)
         elif isinstance(told, Late):
-            self._take_late(told.ids)
+            self._take_late(told)
         elif isinstance(told, Refilled):
             self._take_refilled(told)
         else:
             for each in told.ids:
-                self._take_moved(each, told.errors.get(each, ""))
+                error = told.errors.get(each, "")
+                if (stuck := self._given_up.pop((told.rank, each), None)) is not None:
+                    stuck.ended(each, error, self._kv.issued)
+                else:
+                    self._take_moved(each, error)
         if self._reads:
             self._give_up()
 
@@ -397,13 +407,18 @@ class Traffic:
             for load, move in reads:
                 self._read_ended(load, move.order.key, OTHER_WEIGHTS)
 
-    def _take_late(self, ids: Sequence[int]) -> None:
-        late = [self._moves[each] for each in ids if each in self._moves]
+    def _take_late(self, told: Late) -> None:
+        """The rank has given these up: nobody waits for them, and their blocks are free as if they had failed."""
+        late = [self._moves[each] for each in told.ids if each in self._moves]
         for trouble in dict.fromkeys(move.trouble for move in late):
             trouble.late([move.order.id for move in late if move.trouble is trouble], self._kv.issued)
-        for load in [move.load for move in late if move.load is not None]:
-            load.error = load.error or "it takes longer than timeout_s"
-            self._go_on(load)
+        for move in late:
+            move.is_late = True
+            self._given_up[told.rank, move.order.id] = move.trouble
+            if move.load is not None:
+                move.load.error = move.load.error or "it takes longer than timeout_s"
+                self._go_on(move.load)
+            self._take_moved(move.order.id, "it takes longer than timeout_s")
 
     def _take_moved(self, id_: int, error: str) -> None:
         move = self._moves[id_]
@@ -415,7 +430,7 @@ class Traffic:
         self._bytes_under_way -= move.num_bytes
         if move.error == OTHER_WEIGHTS:
             move.trouble.dropped(id_)
-        else:
+        elif not move.is_late:  # then its rank is stuck until it says otherwise
             move.trouble.ended(id_, move.error, self._kv.issued)
         error = move.error or ("it is not trusted any more" if move.distrusted else "")
         if move.load is not None:
@@ -426,9 +441,9 @@ class Traffic:
             self.counts.stored += not error
             self.counts.unstored += bool(error)
             self._scheduler.release(self._kept(move))
-        if error:
+        if error and (move.load is None or move.error != OTHER_WEIGHTS):
             self._lose(move.order.key)
-        elif move.load is None:
+        elif not error and move.load is None:
             self._directory.stored(move.order.key)
 
     def _read_ended(self, load: Load, key: BlockKey, error: str) -> None:

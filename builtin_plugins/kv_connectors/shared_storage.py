@@ -48,7 +48,7 @@ class SharedStorage:
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
         """The folder."""
-        return {"shared_storage_path": folder, "max_bytes": 1 << 20}
+        return {"shared_storage_path": folder, "max_bytes": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> SharedDirectory:
         """Return what looks into the folders of all ranks."""

@@ -27,5 +27,5 @@ class Tiers:
         """Return their sums, by metric."""
         total: Counter[str] = Counter()
         for tier in self._tiers:
-            total.update(tier.numbers())  # type: ignore[arg-type]  # it counts any numbers
+            total.update(tier.numbers())
         return total

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.kv_connectors.blocks import CacheBlocks, facts_of, fingerprint_of, seal_of
-from builtin_plugins.kv_connectors.lanes import Lane
+from builtin_plugins.kv_connectors.lanes import Claim, Lane
 from builtin_plugins.kv_connectors.messages import (
     NAME,
     OTHER_WEIGHTS,
@@ -146,21 +146,26 @@ class Mover:
             except Exception:
                 log.exception("the KV connector %s cannot drop a block", self._settings.kv_connector)
 
-    def _write(self, order: Order) -> None:
-        with self._outgoing.read(order.key.group, order.block) as block:
-            self._store.write(order.key, block, seal_of(order.key, block, self._store.seal))
+    def _write(self, order: Order, claim: Claim) -> None:
+        with claim():
+            block = self._outgoing.look(order.key.group, order.block)
+            seal = seal_of(order.key, block, self._store.seal)
+        # From here on it may be given up and its block be somebody else's: then it does not fit its seal.
+        self._store.write(order.key, block, seal)
         self._unsurveyed += self._block_bytes[order.key.group]
         if self._unsurveyed > self._survey_bytes:
             self._survey()
 
-    def _read(self, order: Order) -> None:
-        with self._incoming.fill(order.key.group, order.block) as block:
-            if order.source:
-                seal = self._store.fetch(order.source, order.key, block)
-            else:
-                seal = self._store.read(order.key, block)
-            if seal != seal_of(order.key, block, self._store.seal):
-                raise Damaged("what was read is not what was written")
+    def _read(self, order: Order, claim: Claim) -> None:
+        block = self._incoming.staging(order.key.group)
+        if order.source:
+            seal = self._store.fetch(order.source, order.key, block)
+        else:
+            seal = self._store.read(order.key, block)
+        if seal != seal_of(order.key, block, self._store.seal):
+            raise Damaged("what was read is not what was written")
+        with claim():
+            self._incoming.put(order.key.group, order.block)
 
     def _moved(self, orders: Sequence[Order], errors: dict[int, str]) -> None:
         if orders:

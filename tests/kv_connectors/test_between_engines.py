@@ -39,7 +39,7 @@ def decode(llm: LLM, offers: list[dict[str, Any]]) -> tuple[list[list[int]], lis
     return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens or 0 for o in outputs]
 
 
-@pytest.fixture(scope="module", params=["fake:", "windowed:"])
+@pytest.fixture(scope="module", params=["windowed:", pytest.param("fake:", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -30,8 +30,17 @@ def expected(model: str) -> list[list[int]]:
         return run(llm)[0]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
-@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize(
+    ("connector", "ahead"),
+    [
+        pytest.param("offload", False, marks=pytest.mark.slow),
+        ("offload", True),
+        ("offload, arc", False),
+        pytest.param("offload, arc", True, marks=pytest.mark.slow),
+        ("disk", False),
+        ("disk", True),
+    ],
+)
 def test_a_second_turn_finds_all_it_can(
     model: str, expected: list[list[int]], connector: str, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,8 +96,7 @@ def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(role: str, tmp_p
         assert counts.loaded == 0
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
-@pytest.mark.parametrize("connector", ["offload", "disk"])
+@pytest.mark.parametrize(("connector", "ahead"), [("offload", True), ("disk", False)])
 def test_blocks_of_other_weights_are_not_found_again(connector: str, ahead: bool, tmp_path: Path) -> None:
     """Weights that are written again where they lie leave the engine's keys as they were."""
 

@@ -184,12 +184,11 @@ class Router:
         """Ask one engine after the other, and pass on what the first says that answers."""
         tried, refusal, pause_s = set[Engine](), None, FIRST_PAUSE_S
         for _ in range(self._rules.retries + 1):
-            engine = self._decode.choose(call.keys, tried) or self._decode.choose(call.keys)
-            if engine is None or engine in tried:
-                await asyncio.sleep(pause_s)  # all were tried: one may be back by then
+            engine = self._decode.choose(call.keys, tried)
+            if engine is None:  # all were tried
+                await asyncio.sleep(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            if engine is None:
-                continue
+                engine = self._decode.choose_any(call.keys)
             tried.add(engine)
             telling = Telling(send)
             try:

@@ -62,6 +62,8 @@ class Route:
         for name in ("health_interval", "timeout", "max_request_bytes"):
             if not 0 < getattr(args, name) < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')} must be more than 0, not {getattr(args, name)}.")
+        if not 0 <= args.port < 1 << 16:
+            raise ConfigError(f"--port must be 0 to 65535, not {args.port}.")
         if args.retries < 0:
             raise ConfigError(f"--retries must be 0 or more, not {args.retries}.")
         prefill = Engines([Address.of(url, "--prefill") for url in args.prefill])
@@ -76,7 +78,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
         )
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port} cannot be listened on: {error}. Choose another port."
         ) from error

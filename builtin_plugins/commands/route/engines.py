@@ -80,8 +80,14 @@ class Engines:
     def choose(self, keys: Sequence[bytes], but: Collection[Engine] = ()) -> Engine | None:
         """Return who knows most of a prompt's beginning among those that are not much busier than others; None: nobody is up."""
         able = [engine for engine in self.all if engine.is_up and engine not in but]
-        if not able:
-            return None
+        return self._best(keys, able) if able else None
+
+    def choose_any(self, keys: Sequence[bytes]) -> Engine:
+        """Likewise, but one that was lost rather than none: it may be back."""
+        return self.choose(keys) or self._best(keys, self.all)
+
+    @staticmethod
+    def _best(keys: Sequence[bytes], able: Sequence[Engine]) -> Engine:
         least = min(engine.num_open for engine in able)
         return max(
             (engine for engine in able if engine.num_open <= least + SLACK),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -33,7 +33,6 @@ from builtin_plugins.kv_connectors.tcp.protocol import (
 )
 from core.api import BlockKey
 
-T = TypeVar("T")
 BROKEN: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromServer).decode
@@ -76,12 +75,13 @@ class Connection:
     def _meet(self, token: bytes, facts: Mapping[str, Any]) -> None:
         hello = secrets.token_bytes(NONCE_BYTES)
         self._say(Hello(VERSION, hello))
-        challenge = self._hear(Challenge)
+        challenge: Challenge = self._hear(Challenge)
         if not is_proof(challenge.proof, token, "server", hello, challenge.nonce):
             raise PeerError(f"{self._address} has another token")
         self._say(Join(proof(token, "client", hello, challenge.nonce)))
         try:
-            check_facts(facts, self._hear(Welcome).facts)
+            welcome: Welcome = self._hear(Welcome)
+            check_facts(facts, welcome.facts)
         except (PeerError, ValueError) as error:
             raise PeerError(f"{self._address}: {error}") from error
 
@@ -89,23 +89,23 @@ class Connection:
         """Fill a buffer with a block and return its seal; None where it is not there."""
         self._num_asked += 1
         self._say(Get(self._num_asked, key, waits))
-        found = self._hear(Here, Gone)
+        found: Here | Gone = self._hear(Here, Gone)
         if found.number != self._num_asked:
             raise PeerError(f"{self._address} answers what was not asked")
         if isinstance(found, Gone):
             return None
-        if self._socket.recv_into(buffer) != buffer.nbytes:  # type: ignore[attr-defined]
+        if self._socket.recv_into(buffer) != buffer.nbytes:
             raise PeerError(f"{self._address} sends a block of another size")
         return found.seal
 
     def _say(self, message: FromClient) -> None:
         self._socket.send(_encode(message))
 
-    def _hear(self, *kinds: type[T]) -> T:
+    def _hear(self, *kinds: type[Any]) -> Any:
         """Wait for one of these messages."""
         until_s = time.monotonic() + self._timeout_s
         while True:
-            ready = dict(self._poller.poll(max(0.0, until_s - time.monotonic()) * 1000))
+            ready = dict(self._poller.poll(int(max(0.0, until_s - time.monotonic()) * 1000)))
             if self._socket in ready:
                 break
             if self._monitor in ready:

@@ -108,8 +108,10 @@ class TcpStore(ServedMemory):
         if source not in self._connections:
             where = msgspec.msgpack.decode(source, type=Source)
             address = address_of(where.host, where.port + self._rank)
-            sizes = {"most_bytes": self._most_bytes, "timeout_s": self._timeout_s}
-            self._connections[source] = Connection(self._context, address, self._token, self._facts, **sizes)
+            self._connections[source] = Connection(
+                self._context, address, self._token, self._facts,
+                most_bytes=self._most_bytes, timeout_s=self._timeout_s,
+            )  # fmt: skip
         return self._connections[source]
 
     def close(self) -> None:
