@@ -91,6 +91,11 @@ def main() -> None:
             for place, data in zip(copies, flat, strict=True):
                 np.copyto(place, data)
 
+        def copy_parts() -> None:
+            for place, block in zip(copies, blocks, strict=True):
+                for part, data in zip(np.split(place, args.parts), block, strict=True):
+                    np.copyto(part, data)
+
         def write() -> None:
             for index, block in enumerate(blocks):
                 memory.write(key_of(index), block, b"")
@@ -115,7 +120,7 @@ def main() -> None:
                 store.fetch(source, key_of(index), block)
 
         ways: dict[str, Callable[[], None]] = {
-            "plain copy": copy, "host memory": write, "host memory, sealed": write_sealed, "bare socket": receive, "tcp": fetch,
+            "plain copy": copy, "of its layers": copy_parts, "host memory": write, "host memory, sealed": write_sealed, "bare socket": receive, "tcp": fetch,
         }  # fmt: skip
         took: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(args.rounds + 1):
