@@ -51,7 +51,11 @@ class Admission:
             )
         if wish.do_remote_prefill:
             self._connector.check(params)
-        return replace(draft, features={**draft.features, NAME: msgspec.msgpack.encode(params)})
+        try:
+            said = msgspec.msgpack.encode(params)
+        except (OverflowError, RecursionError) as error:
+            raise InvalidRequest(FIELD, "is larger than any engine's answer: pass on what one has answered.") from error
+        return replace(draft, features={**draft.features, NAME: said})
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
         """Return what another engine needs."""

@@ -164,12 +164,13 @@ def test_a_prompt_that_no_engine_computes_is_computed_where_it_goes_on(answer: A
     run(main)
 
 
-def test_what_is_wrong_with_a_request_is_said_by_the_first_that_sees_it() -> None:
+def test_what_is_wrong_with_a_request_is_said_by_who_gets_it_as_it_came() -> None:
     async def main() -> None:
-        prefill, decode = Engine((400, {"error": "temperature"})), Engine({})
+        prefill, decode = Engine((400, {"error": "max_tokens"})), Engine((400, {"error": "temperature"}))
         async with routing([prefill], [decode]) as at:
             status, said, _ = await post(at, {"prompt": "a"})
-        assert (status, json.loads(said), decode.asked) == (400, {"error": "temperature"}, [])
+        assert (status, json.loads(said)) == (400, {"error": "temperature"})
+        assert (len(prefill.asked), decode.asked) == (1, [("/v1/completions", {"prompt": "a"})])
 
     run(main)
 

@@ -127,6 +127,8 @@ def test_an_engine_that_is_set_up_otherwise_is_refused_by_name(
         ({"do_remote_decode": "yes"}, "bool"),
         ({"do_remote_decode": True, "do_remote_prefill": True}, "one engine does one of them"),
         ({"do_remote_prefill": True}, "remote_engine_id"),
+        ({"do_remote_decode": True, "remote_port": 1 << 70}, "larger than any"),
+        ("yes", "object"),
         (
             {
                 "do_remote_prefill": True, "remote_engine_id": "x", "remote_host": "example.org", "remote_port": 80,

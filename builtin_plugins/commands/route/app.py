@@ -70,14 +70,6 @@ class Call:
     streams: bool
 
 
-class Refused(Exception):
-    """An engine has answered what no other would answer otherwise."""
-
-    def __init__(self, answer: Answer, body: bytes) -> None:
-        super().__init__(answer.status)
-        self.answer, self.body = answer, body
-
-
 class Router:
     """ASGI application."""
 
@@ -140,22 +132,19 @@ class Router:
                 return b"".join(pieces)
 
     async def _route(self, call: Call, scope: Any, send: Any) -> None:
-        try:
-            fields = _fields(scope, call)
-            if fields is not None:
-                call.keys, call.streams = prefix_keys(fields), bool(fields.get("stream"))
-                if self._prefill and _splits(scope["path"], fields):
-                    offer = await self._compute_prompt(call, fields)
-                    if offer is not None:
-                        call.body = msgspec.json.encode({**fields, FIELD: offer})
-            await self._pass_on(call, send)
-        except Refused as refused:
-            await _send_whole(send, refused.answer, refused.body)
+        fields = _fields(scope, call)
+        if fields is not None:
+            call.keys, call.streams = prefix_keys(fields), bool(fields.get("stream"))
+            if self._prefill and _splits(scope["path"], fields):
+                offer = await self._compute_prompt(call, fields)
+                if offer is not None:
+                    call.body = msgspec.json.encode({**fields, FIELD: offer})
+        await self._pass_on(call, send)
 
     # --- prompts
 
     async def _compute_prompt(self, call: Call, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Have an engine compute the prompt; return what it says of that, None where none is up. Raises `Refused`."""
+        """Have an engine compute the prompt; return what it says of that, None where none does."""
         asked = {
             name: value for name, value in fields.items() if name not in ("stream_options", "min_tokens", "best_of")
         }
@@ -172,17 +161,16 @@ class Router:
             except Lost as error:
                 engine.lost(str(error))
                 continue
-            if answer.status == HTTPStatus.OK:
-                return _offer(said)
             if answer.status not in AGAIN:
-                raise Refused(answer, said)
+                return _offer(said)  # what is wrong with a request, the engine says that gets it as it came
         return None
 
     # --- what follows
 
     async def _pass_on(self, call: Call, send: Any) -> None:
         """Ask one engine after the other, and pass on what the first says that answers."""
-        tried, refusal, pause_s = set[Engine](), None, FIRST_PAUSE_S
+        tried, pause_s = set[Engine](), FIRST_PAUSE_S
+        refusal: tuple[Answer, bytes] | None = None
         for _ in range(self._rules.retries + 1):
             engine = self._decode.choose(call.keys, tried)
             if engine is None:  # all were tried
@@ -195,7 +183,7 @@ class Router:
                 with engine.busy(call.keys):
                     async with self._asked(engine, call, call.body) as answer:
                         if answer.status in AGAIN:
-                            refusal = Refused(answer, await answer.whole())
+                            refusal = answer, await answer.whole()
                             continue
                         await telling.all_of(answer, streams=call.streams)
                 return
@@ -205,7 +193,8 @@ class Router:
                     await telling.broke_off()
                     return
         if refusal is not None:
-            raise refusal
+            await _send_whole(send, *refusal)
+            return
         await _say_error(
             send, HTTPStatus.SERVICE_UNAVAILABLE, "no engine answers; send it again later.", retry_after=b"1"
         )
