@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Any
 
-from core.api import BlockKey, KVDirectory
+from core.api import BlockKey
 from core.contracts.kv_watchers import Watcher
 
 
 class WatchedDirectory:
     """Another directory, as it is."""
 
-    def __init__(self, inner: KVDirectory, medium: str, watchers: Sequence[Watcher]) -> None:
+    def __init__(self, inner: Any, medium: str, watchers: Sequence[Watcher]) -> None:
         self._inner, self._medium, self._watchers = inner, medium, watchers
         self.holds = inner.holds  # asked most often
-        self.used = inner.used
 
-    @property
-    def most_bytes(self) -> int:
-        """Bytes it may hold."""
-        return self._inner.most_bytes
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes it holds."""
-        return self._inner.num_bytes
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # what tells of no change, and what only some directories have
 
     def admit(self, key: BlockKey, pinned: Container[BlockKey]) -> list[BlockKey] | None:
         """Make room, and tell of those that go for it."""
-        going = self._inner.admit(key, pinned)
+        going: list[BlockKey] | None = self._inner.admit(key, pinned)
         for gone in going or ():
             self._tell(gone, has=False)
         return going
