@@ -120,7 +120,7 @@ class Plan:
 
     def kept(self, max_len: int) -> Plan:
         assert max_len == 64
-        return Plan(0.0)
+        return Plan(float(self.number))
 
     def take(self, other: Plan) -> None:
         self.number.copy_(other.number)

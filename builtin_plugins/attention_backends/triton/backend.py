@@ -39,10 +39,11 @@ class Plan:
         return found
 
     def kept(self, max_len: int) -> Plan:
-        """Return the plan in memory of its own, where plans of later steps of as many rows, up to so long, find room."""
+        """Return the plan in memory of its own, where plans of later steps of as many rows, each up to so long, find room."""
         step, slots = self.step, self.slots.clone()
         num_seqs, width = step.table.shape
         table = step.table.new_zeros(num_seqs, max(width, -(-max_len // step.block_size) + 1))
+        table[:, :width] = step.table
         kept = replace(step, starts=step.starts.clone(), lengths=step.lengths.clone(), table=table)
         return Plan(kept, slots, self.decodes, self.reads)
 

@@ -113,27 +113,31 @@ class ReplayedModel:
 
     def _record(self, batch: ForwardBatch) -> _Recorded | None:
         """Return the step recorded; None, and never again, where the model cannot be."""
-        kept: dict[int, Any] = {}
-        firsts: dict[int, int] = {}
-        for layer, plan in enumerate(batch.attention):
-            if id(plan) not in firsts:
-                firsts[id(plan)] = layer
-                kept[layer] = plan.kept(self._max_model_len)
-        untold: dict[str, Any] = {name: Untold(name, getattr(batch, name), _Reading()) for name in READ_BY_HOST}
-        own = replace(
-            batch,
-            input_ids=batch.input_ids.clone(),
-            positions=batch.positions.clone(),
-            attention=[kept[firsts[id(plan)]] for plan in batch.attention],
-            **untold,
-        )
         try:
+            self._model(self._own(batch)[0])  # a kernel may be compiled once more for places that lie otherwise
+            own, plans = self._own(batch)
             run, out = self._recorder.record(lambda: self._model(own))
         except (_Refused, RuntimeError) as error:
             self._refused = True
             log.info("steps are not recorded: %s", error)
             return None
-        return _Recorded(own, kept, run, out)
+        return _Recorded(own, plans, run, out)
+
+    def _own(self, batch: ForwardBatch) -> tuple[ForwardBatch, dict[int, Any]]:
+        """Return the step in memory of its own, and its plans by the first layer that has each."""
+        firsts: dict[int, int] = {}
+        for layer, plan in enumerate(batch.attention):
+            firsts.setdefault(id(plan), layer)
+        plans = {layer: batch.attention[layer].kept(self._max_model_len) for layer in firsts.values()}
+        untold: dict[str, Any] = {name: Untold(name, getattr(batch, name), _Reading()) for name in READ_BY_HOST}
+        own = replace(
+            batch,
+            input_ids=batch.input_ids.clone(),
+            positions=batch.positions.clone(),
+            attention=[plans[firsts[id(plan)]] for plan in batch.attention],
+            **untold,
+        )
+        return own, plans
 
 
 def _only_decodes(batch: ForwardBatch) -> bool:
