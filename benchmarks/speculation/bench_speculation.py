@@ -1,9 +1,10 @@
 """Speculative decoding: what looking for guesses costs, what they cost the scheduler, and how much faster tokens come.
 
-`costs` needs no model: microseconds of a look in a text of 8,000 tokens to which one is added each time, and of a step of the
-scheduler for 64 requests with guesses, of which half hold, and without. `speed` runs two engines in one process in turns, one
-that guesses and one that does not, on the same prompts, greedy: tokens in a second, the median of the rounds, and their ratio.
-With `--schemas`, each request has a JSON schema of its own to keep to, and its answer is read.
+`costs` needs no model: microseconds of a look in a text of 8,000 tokens to which one is added each time, which are drawn or
+the same hundred again and again, and of a step of the scheduler for 64 requests with guesses, of which half hold, and without.
+`speed` runs two engines in one process in turns, one that guesses and one that does not, on the same prompts, greedy: tokens in
+a second, the median of the rounds, and their ratio. With `--schemas`, each request has a JSON schema of its own to keep to, and
+its answer is read.
 
 Run: python benchmarks/speculation/bench_speculation.py costs
      python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL] [--prompt TEXT] [--streams N ...]
@@ -34,6 +35,7 @@ from core.spec.kv import FullAttention, LayerKV
 from core.step import NewRow, StepResult
 
 CONTEXT = 8000
+PERIOD = 100
 ROWS = 64
 MOST = 4
 WORDS = ["red", "green", "blue", "yellow"]
@@ -59,18 +61,23 @@ def main() -> None:
         _speed(arguments)
         return
     for kind in (NGram, Suffix):
-        print(f"{kind.__name__}: {_look_us(kind):.1f} us a request and step at {CONTEXT} tokens")
+        news, again = (_look_us(kind, repeating=repeating) for repeating in (False, True))
+        print(
+            f"{kind.__name__}: {news:.1f} us a request and step at {CONTEXT} tokens, {again:.1f} if they repeat themselves"
+        )
     plain, guessing = (_step_us(guessing=guessing) for guessing in (False, True))
     print(
         f"scheduler, {ROWS} requests: {plain:.1f} us a step, with guesses {guessing:.1f}: {guessing / plain:.2f} times"
     )
 
 
-def _look_us(kind: Any) -> float:
+def _look_us(kind: Any, *, repeating: bool) -> float:
     """Return the median cost of a look behind a new token, the text's index being there."""
     draw, owner = random.Random(0), NewRow(0, "r", [], 0, SamplingParams(), 0, (), [])
     finder = kind(EngineConfig(), SpeculativeConfig(method="x", num_speculative_tokens=5), None)
     tokens = np.array([draw.randrange(300) for _ in range(CONTEXT)])
+    if repeating:
+        tokens = np.resize(tokens[:PERIOD], CONTEXT)
     times = []
     for end in range(CONTEXT // 2, CONTEXT):
         begun = time.perf_counter()

@@ -44,6 +44,8 @@ class Settings:
 class Disk:
     """Connector `disk`."""
 
+    medium: Final = "DISK"
+
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
         self._settings = read_extra(Settings, settings)
         if self._settings.max_bytes <= 0:

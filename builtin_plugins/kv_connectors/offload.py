@@ -32,6 +32,8 @@ class Settings:
 class Offload:
     """Connector `offload`."""
 
+    medium: Final = "CPU"
+
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
         self._settings = read_extra(Settings, settings)
         parallel = config.parallel

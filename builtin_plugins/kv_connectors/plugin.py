@@ -66,13 +66,14 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
     from builtin_plugins.kv_connectors.scheduling import Traffic  # lazy: start-up stays quick
     from builtin_plugins.kv_connectors.tiers import Tiers
     from core.contracts.infos import infos_of, numbers_of
+    from core.contracts.kv_watchers import watchers_of
 
     parallel = config.parallel
     tensor = parallel.tensor_parallel_size
     tiers: list[Traffic] = []
     for place, settings in enumerate(wanted):
         connector = _made(config, settings, registry)
-        ranks = tensor, tensor * parallel.pipeline_parallel_size
+        ranks = tensor, tensor * parallel.pipeline_parallel_size, watchers_of(registry)
         tiers.append(Traffic(connector, settings, *ranks, name=name_of(place), above=tuple(tiers)))
     shown = Tiers(tiers)
     infos_of(registry)["kv_connector_info"] = shown.info

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +27,9 @@ from builtin_plugins.kv_connectors.messages import (
     Told,
 )
 from builtin_plugins.kv_connectors.trouble import Trouble
+from builtin_plugins.kv_connectors.watched import WatchedDirectory
 from core.api import BlockKey, KVConnector, KVTransferConfig, RequestFailed
+from core.contracts.kv_watchers import Watcher
 from core.step import StepPlan
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -44,6 +46,8 @@ class Load:
     """None: nobody waits for it any more."""
     position: int
     """First token that the cache does not hold."""
+    end: int
+    """First behind it that nobody holds."""
     num_left: int
     error: str = ""
 
@@ -90,14 +94,18 @@ class Traffic:
         settings: KVTransferConfig,
         tensor: int,
         num_ranks: int,
+        watchers: Sequence[Watcher] = (),
         *,
         name: str = NAME,
         above: Sequence[Traffic] = (),
     ) -> None:
-        """`tensor`: ranks that split every layer, of all `num_ranks`; `above`: tiers that are asked before this one."""
+        """`tensor`: ranks that split every layer, of all `num_ranks`. `watchers`: told of what the tier has and has lost.
+
+        `above`: tiers that are asked before this one.
+        """
         self.name, self._above = name, above
         self._connector, self._settings = connector, settings
-        self._tensor, self._num_ranks = tensor, num_ranks
+        self._tensor, self._num_ranks, self._watchers = tensor, num_ranks, watchers
         self._loads_any = settings.kv_role != "kv_producer"
         self._stores_any = settings.kv_role != "kv_consumer"
         self._directory: Any
@@ -132,6 +140,8 @@ class Traffic:
         """Of requests that are to fail."""
         self._bytes_under_way = 0
         self._num_orders = 0
+        self._hit_tokens = 0
+        """That requests began with because of what was brought for them."""
 
     def attach(self, scheduler: Any) -> None:
         """Become a tier of the scheduler's cache."""
@@ -143,13 +153,15 @@ class Traffic:
         self._link = layout.hash_block_size
         if hasattr(self._directory, "expect"):
             self._exchange = Exchange(self._directory, self._settings.kv_connector, scheduler, self._name)
+        if self._watchers:
+            medium = getattr(self._connector, "medium", self._settings.kv_connector)
+            self._directory = WatchedDirectory(self._directory, medium, self._watchers)
         kv.watch(self._offered, self._forgotten)
         kv.add_tier(self.holds)
 
     def info(self) -> Mapping[str, str]:
         """Return the labels by which the tier is shown: whether it works, and if not, the kind of error."""
-        others = () if self._exchange is None else self._exchange.troubles
-        degraded = [each for each in (self._reading, self._writing, *others) if each.is_degraded]
+        degraded = self._degraded
         state = "degraded" if degraded else "ready" if self._is_open else "opening"
         return {
             "connector": self._settings.kv_connector,
@@ -157,11 +169,21 @@ class Traffic:
             "reason": degraded[0].reason.partition(":")[0] if degraded else "",
         }
 
+    @property
+    def _degraded(self) -> list[Trouble]:
+        others = () if self._exchange is None else self._exchange.troubles
+        return [each for each in (self._reading, self._writing, *others) if each.is_degraded]
+
     def numbers(self) -> Mapping[str, float]:
         """Return what is counted, by metric."""
         counts = {f"kv_connector_{name}_blocks_total": float(value) for name, value in asdict(self.counts).items()}
         directory = self._directory
-        return counts | {"kv_connector_bytes": directory.num_bytes, "kv_connector_limit_bytes": directory.most_bytes}
+        return counts | {
+            "kv_connector_hit_tokens_total": self._hit_tokens,
+            "kv_connector_degraded": bool(self._degraded),
+            "kv_connector_bytes": directory.num_bytes,
+            "kv_connector_limit_bytes": directory.most_bytes,
+        }
 
     @property
     def _is_open(self) -> bool:
@@ -184,7 +206,7 @@ class Traffic:
 
     def _source(self, key: BlockKey) -> bytes:
         """Return which other engine has a block; empty: it is here."""
-        return b"" if self._exchange is None else self._directory.source(key)
+        return b"" if self._exchange is None else self._exchange.source(key)
 
     def _trouble(self, source: bytes) -> Trouble:
         return self._reading if self._exchange is None or not source else self._exchange.trouble(source)
@@ -242,7 +264,8 @@ class Traffic:
             return True
         self._num_orders += 1
         wanted = {(each.group, each.key) for each in mine}
-        load = Load(f"{self.name}/{self._num_orders}", request.request_id, self._first(request, wanted), len(mine))
+        extent = self._extent(request, wanted)
+        load = Load(f"{self.name}/{self._num_orders}", request.request_id, *extent, len(mine))
         tables: list[list[int]] = [[] for _ in self._sizes]
         for each in mine:
             tables[each.group].append(each.block)
@@ -253,15 +276,15 @@ class Traffic:
         self._loads[request.request_id] = load
         return False
 
-    def _first(self, request: Any, wanted: set[tuple[int, bytes]]) -> int:
-        """Return the first position of blocks that are brought for a request."""
-        positions: Iterator[int] = (
-            (place + 1) * self._link - size
-            for group, size in enumerate(self._sizes)
+    def _extent(self, request: Any, wanted: set[tuple[int, bytes]]) -> tuple[int, int]:
+        """Return the first position of blocks that are brought for a request, and that behind the last."""
+        ends = [
+            (group, (place + 1) * self._link)
+            for group in range(len(self._sizes))
             for place, key in enumerate(request.keys)
             if (group, key) in wanted
-        )
-        return min(positions)
+        ]
+        return min(end - self._sizes[group] for group, end in ends), max(end for _, end in ends)
 
     def _reading_of(self, key: BlockKey, block: int, load: Load) -> Move:
         source = self._source(key)
@@ -463,6 +486,7 @@ class Traffic:
         request_id, load.request_id = load.request_id, None
         del self._loads[request_id]
         if not load.error:
+            self._hit_tokens += load.end - load.position
             self._scheduler.loaded(request_id)
             return
         if self._settings.kv_load_failure_policy == "fail":

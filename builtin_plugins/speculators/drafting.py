@@ -29,8 +29,8 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Granted).decode
 SHORTEST_REST: Final = 8
 """Steps in which nothing is considered, after one in which guesses did not pay; each rest is twice as long as the last."""
-LOOKING_SHARE: Final = 0.02
-"""Of a step's time that may be spent on looking for guesses in vain."""
+VAIN_SHARE: Final = 0.01
+"""Of the time that may be spent on considering guesses, and looking for them, in vain."""
 
 
 class Drafting:
@@ -56,6 +56,8 @@ class Drafting:
         """Rows that guess in this step, and how many tokens each."""
         self._sampled: Sampled | None = None
         self._begun_s, self._num_tokens = 0.0, 0
+        self._guessing_s = self._looking_s = 0.0
+        """What it took in this step to guess, or before it to look for guesses."""
         self._rest = self._last_rest = 0
         """Steps to go, and as many as there were, before it is considered again whether to guess."""
         self._resting_rows = 0
@@ -80,7 +82,7 @@ class Drafting:
 
     def begin(self, payload: bytes | None) -> None:
         """Write the guesses of rows that may check some."""
-        self._begun_s, self._sampled, self._num_tokens = time.perf_counter(), None, 0
+        self._begun_s, self._guessing_s, self._sampled, self._num_tokens = time.perf_counter(), 0.0, None, 0
         self._checked = [], []
         if payload is None:
             return
@@ -90,7 +92,9 @@ class Drafting:
         if wanting and self._speculator is not None:
             ends = self._batch.ends[[row for row, _ in wanting]].tolist()
             asked = [(row, end + 1, most) for (row, most), end in zip(wanting, ends, strict=True)]
+            begun_s = time.perf_counter()
             self._found |= self._drafts(self._speculator, asked)
+            self._guessing_s = time.perf_counter() - begun_s
         rows, drafts = [row for row, _ in asking], [list(self._found.get(row, ()))[:most] for row, most in asking]
         self._write(rows, drafts)
         self._checked = rows, [len(draft) for draft in drafts]
@@ -148,7 +152,8 @@ class Drafting:
         sampled = self._sampled
         if not self._decides or sampled is None:
             return None
-        seconds = time.perf_counter() - self._begun_s
+        ended_s = time.perf_counter()
+        seconds = ended_s - self._begun_s
         self._pace.passed(seconds)
         speculator = self._speculator
         if speculator is None or self._is_resting(len(sampled.ends)):
@@ -167,8 +172,12 @@ class Drafting:
         (costs.take_prompts if self._num_tokens > num_plain else costs.take)(self._num_tokens, seconds)
         accepted = self._verified(rows, drafted, sampled)
         if self._checked[0]:
-            self._pace.tried(seconds, sum(accepted) / len(rows))
-        wanted = self._want(speculator, rows, sampled)
+            guessing_s = self._guessing_s + self._looking_s
+            self._pace.tried(seconds + self._looking_s, sum(accepted) / len(rows), guessing_s)
+        wanted, rest = self._want(speculator, rows, sampled)
+        if self._adaptive and not any(wanted):
+            took_s = time.perf_counter() - ended_s
+            self._rest, self._resting_rows = max(rest, int(took_s / (VAIN_SHARE * seconds))), len(rows)
         checked = [place for place, count in enumerate(drafted) if count]
         report = Report.of(
             [rows[place] for place in checked],
@@ -192,11 +201,6 @@ class Drafting:
         self._rest = 0
         return False
 
-    def _pause(self, num_rows: int, steps: int) -> None:
-        """Consider nothing for some steps, unless there are far fewer rows."""
-        if self._adaptive:
-            self._rest, self._resting_rows = min(LONGEST_REST, steps), num_rows
-
     def _note_owners(self, rows: Sequence[int]) -> None:
         for row in rows:
             owner = self._batch.requests[row]
@@ -215,28 +219,24 @@ class Drafting:
         accepted: list[int] = right.tolist()
         return accepted
 
-    def _want(self, speculator: Speculator, rows: Sequence[int], sampled: Sampled) -> list[int]:
-        """Return how many guesses each row shall check in the next step."""
-        index, finds = np.asarray(rows), speculator.finds
-        wanted = self._pace.choose(index, self._most, pretend=finds)  # if all of them were there
-        if finds and wanted.any():
+    def _want(self, speculator: Speculator, rows: Sequence[int], sampled: Sampled) -> tuple[list[int], int]:
+        """Return how many guesses each row shall check in the next step; and if none, how many steps to rest at least."""
+        index, ready, looking_s = np.asarray(rows), np.full(len(rows), self._most), 0.0
+        # Where it did not pay of late, nobody looks unless it would if there were guesses for all.
+        idle = self._last_rest > 0 and not self._pace.choose(index, ready, pretend=True).any()
+        if speculator.finds and not idle:
             begun_s, ends = time.perf_counter(), sampled.ends.tolist()
             asked = [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
             self._found = self._drafts(speculator, asked)
-            took_s, step_s = time.perf_counter() - begun_s, begun_s - self._begun_s
-            self._looks_s.append(took_s / len(rows))
-            if not any(self._found.values()):
-                self._pause(len(rows), int(took_s / (LOOKING_SHARE * step_s)))
-                return [0] * len(rows)
-            found = np.array([len(self._found.get(row, ())) for row in rows])
-            wanted = self._pace.choose(index, found, min(self._looks_s) * len(rows))
-        if wanted.any():
-            self._last_rest = 0
-        else:
-            self._last_rest = max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
-            self._pause(len(rows), self._last_rest)
+            self._looking_s = time.perf_counter() - begun_s
+            self._looks_s.append(self._looking_s / len(rows))
+            ready, looking_s = np.array([len(self._found.get(row, ())) for row in rows]), min(self._looks_s) * len(rows)
+            if not ready.any():
+                return [0] * len(rows), 0
+        wanted = np.zeros_like(index) if idle else self._pace.choose(index, ready, looking_s)
+        self._last_rest = 0 if wanted.any() else max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
         counts: list[int] = wanted.tolist()
-        return counts
+        return counts, self._last_rest
 
 
 def _firsts(sampled: Sampled) -> list[int]:

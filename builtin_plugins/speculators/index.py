@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -21,16 +22,16 @@ class Index:
     def __init__(self, least: int) -> None:
         """`least` tokens must agree for a place to be found."""
         self._least = least
-        self.tokens: list[int] = []
+        self.tokens = array("i")  # slices of arrays are compared at once
         self._latest: dict[tuple[int, ...], int] = {}
         """Tokens to the place behind their latest occurrence ..."""
         self._before: list[int] = []
         """... and by place, that behind the occurrence before; -1: there is none."""
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Iterable[int]) -> None:
         """Enter tokens behind those known. What ends with the very last one is entered with the next."""
         own, latest, before, least = self.tokens, self._latest, self._before, self._least
-        own += tokens
+        own.extend(tokens)
         for place in range(len(before), len(own)):
             if place < least:
                 before.append(-1)
@@ -39,18 +40,38 @@ class Index:
             before.append(latest.get(gram, -1))
             latest[gram] = place
 
-    def places(self, text: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-        """Yield (place, agreeing tokens before it, `most` at most) where the end of `text` stands, latest first."""
-        tokens, end, least = self.tokens, len(text), self._least
-        place = self._latest.get(tuple(text[end - least :]), -1) if end >= least else -1
+    def longest(self, text: array[int], most: int, enough: int) -> tuple[int, list[int]]:
+        """Return how many tokens before a place agree with the end of `text`, `most` at most, and the places where as many do.
+
+        Latest first, no more than `enough`; (0, []) where there are none. Slices are compared, so that it costs hardly more
+        where much agrees.
+        """
+        tokens, end, longest = self.tokens, len(text), self._least
+        tail = text[-longest:]
+        place, found = self._latest.get(tuple(tail), -1), list[int]()
         for _ in range(PLACES):
-            if place < 0:
-                return
-            agree, possible = least, min(most, place, end)
-            while agree < possible and tokens[place - agree - 1] == text[end - agree - 1]:
-                agree += 1
-            yield place, agree
+            if place < 0 or (longest == most and len(found) == enough):
+                break
+            if tokens[max(0, place - longest) : place] == tail:
+                agree = self._agree(text, place, longest, most)
+                if agree > longest:
+                    longest, tail, found = agree, text[end - agree :], []
+                found.append(place)
             place = self._before[place]
+        return (longest, found[:enough]) if found else (0, found)
+
+    def _agree(self, text: array[int], place: int, least: int, most: int) -> int:
+        """Return how many tokens before a place agree with the end of `text`, of which `least` do."""
+        tokens, end, agree = self.tokens, len(text), least
+        most = min(most, place, end)
+        more = most - agree
+        while more > 0:  # all the rest, or half of it, and so on
+            if tokens[place - agree - more : place - agree] == text[end - agree - more : end - agree]:
+                agree += more
+                more = min(more, most - agree)
+            else:
+                more //= 2
+        return agree
 
 
 class Texts:

@@ -29,14 +29,10 @@ class NGram:
 
         Where that is so near that the text ends first, it goes on with what is guessed: a text that repeats itself.
         """
-        index, best, size = self._texts.of(asked), -1, 0
-        tokens = index.tokens
-        for place, agree in index.places(tokens, self._most):
-            if agree > size:
-                best, size = place, agree
-            if size == self._most:
-                break
-        if best < 0:
+        tokens = (index := self._texts.of(asked)).tokens
+        _, places = index.longest(tokens, self._most, 1)
+        if not places:
             return []
+        best = places[0]
         period = len(tokens) - best
         return [tokens[best + ahead % period] for ahead in range(asked.most)]

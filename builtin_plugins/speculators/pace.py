@@ -21,6 +21,10 @@ DOUBT: Final = 2.0
 """As many checked guesses count as much as that assumption."""
 MEMORY: Final = 0.8
 """What earlier steps of a row count, against the last one."""
+EVIDENCE: Final = 32
+"""As many checked guesses of a step, of whatever rows, count as much as what was known of all of them before."""
+FADING: Final = 1 / 2048
+"""Share of what is known of all that is forgotten with each step, so that guesses are tried again some time."""
 MARGIN: Final = 1.03
 """So much faster guesses must promise to be."""
 TRIALS: Final = 4
@@ -29,7 +33,7 @@ KEPT: Final = 8
 """Steps of a size, the last ones, of which the shortest counts."""
 TRIAL_S: Final = 0.1
 """Time that trials of sizes may have lost from the start, ..."""
-TRIAL_SHARE: Final = 0.01
+TRIAL_SHARE: Final = 0.005
 """... and for each second of steps; it is saved up to as much as a step takes, so that large models are tried, too."""
 MISJUDGED: Final = 4
 """So many times what was reckoned a trial may count: of longer ones it is another process that made them so."""
@@ -109,15 +113,16 @@ class Pace:
     def passed(self, seconds: float) -> None:
         """Note that a step has taken so long."""
         self._trial_s = min(self._trial_s + TRIAL_SHARE * seconds, max(TRIAL_S, seconds))
+        self._likely += FADING * (LIKELY - self._likely)
 
-    def tried(self, seconds: float, gained: float) -> None:
+    def tried(self, seconds: float, gained: float, guessing_s: float) -> None:
         """Note that a step with guesses has taken so long and brought each row `gained` tokens more than one, on average.
 
-        Of a trial not what was reckoned counts but what it has lost.
+        Of a trial not what was reckoned counts but what it has lost; `guessing_s` of it went into making the guesses.
         """
         if self._trying is not None:
             plain_s, reckoned_s = self._trying
-            lost_s = min(max(0.0, seconds - plain_s * (1 + gained)), MISJUDGED * reckoned_s)
+            lost_s = min(max(0.0, seconds - plain_s * (1 + gained)), MISJUDGED * reckoned_s + guessing_s)
             self._trial_s = min(self._trial_s + reckoned_s - lost_s, max(TRIAL_S, plain_s))
             self._trying = None
 
@@ -130,15 +135,15 @@ class Pace:
         checked = np.minimum(accepted + 1, drafted)
         self._right[rows] = self._right[rows] * MEMORY + accepted
         self._checked[rows] = self._checked[rows] * MEMORY + checked
-        share = float(accepted.sum() / max(1, checked.sum()))
-        self._likely += 0.05 * (share - self._likely)
+        right, num_checked = float(accepted.sum()), float(checked.sum())
+        self._likely += (right - num_checked * self._likely) / (num_checked + EVIDENCE)
 
     def likely(self, rows: Ints) -> Floats:
         """Return how likely each row's next guess is right."""
         shares: Floats = (self._right[rows] + DOUBT * self._likely) / (self._checked[rows] + DOUBT)
         return shares
 
-    def choose(self, rows: Ints, ready: Ints | int, looking_s: float = 0.0, *, pretend: bool = False) -> Ints:
+    def choose(self, rows: Ints, ready: Ints, looking_s: float = 0.0, *, pretend: bool = False) -> Ints:
         """Return how many guesses each of `rows` shall check in a step of all of them; at most as many as are `ready`.
 
         `looking_s` is what finding them takes, beside the step. With `pretend`, nothing follows from it.
@@ -148,40 +153,45 @@ class Pace:
         if not self._adaptive:
             chosen: Ints = there.sum(axis=1) + np.zeros(len(rows), dtype=np.int64)
             return chosen
-        order = np.sort(chances[chances > 0])[::-1]
+        order = np.argsort(-chances, axis=None, kind="stable")[: np.count_nonzero(chances)]
         sizes = len(rows) + np.arange(len(order) + 1)
         seconds = self.costs.of(sizes)
         if seconds is None or not len(order):
             return np.zeros(len(rows), dtype=np.int64)
         seconds[1:] += looking_s
-        tokens = len(rows) + np.concatenate(([0.0], np.cumsum(order)))
-        best = _best(tokens / seconds)
-        if not best or sizes[best] > self.costs.largest:
-            best = self._trial(sizes, seconds, tokens, counted=not pretend)
-        if not best:
-            return np.zeros(len(rows), dtype=np.int64)
-        return np.asarray((chances >= order[best - 1]).sum(axis=1))
+        tokens = len(rows) + np.concatenate(([0.0], np.cumsum(chances.ravel()[order])))
+        speed, num_known = tokens / seconds, int(np.searchsorted(sizes, self.costs.largest, side="right"))
+        best = known = _best(speed[:num_known])
+        if not known or _best(speed) != known:
+            least = num_known if known else 1
+            best = self._trial(sizes, seconds, tokens, looking_s, least, counted=not pretend) or known
+        return np.bincount(order[:best] // len(self._places), minlength=len(rows))
 
-    def _trial(self, sizes: Ints, seconds: Floats, tokens: Floats, *, counted: bool) -> int:
+    def _trial(
+        self, sizes: Ints, seconds: Floats, tokens: Floats, looking_s: float, least: int, *, counted: bool
+    ) -> int:
         """Return how many guesses to check in order to learn what that takes; 0: no time may be lost at present.
 
         By what is known nothing pays, but it may have been another process that made steps long; or it is a size that was
-        not tried yet. With `counted` it will be done, and what it may lose is taken off.
+        not tried yet. There are as many as may lose their time, `least` or more. With `counted` it will be done, and that is
+        taken off.
         """
-        best = _best(tokens / self.costs.at_least(sizes, float(seconds[0])))
-        lost_s = max(float(seconds[best] - seconds[0]), self.costs.token_s * best)
-        if not best or lost_s > self._trial_s:
+        lost_s = np.maximum.accumulate(np.maximum(seconds - seconds[0], self.costs.token_s * np.arange(len(sizes))))
+        least_s = self.costs.at_least(sizes, float(seconds[0]))
+        least_s[1:] += looking_s
+        best = _best((tokens / least_s)[: np.searchsorted(lost_s, self._trial_s, side="right")])
+        if best < least:
             return 0
         if counted:
-            self._trial_s -= lost_s
-            self._trying = float(seconds[0]), lost_s
+            self._trial_s -= float(lost_s[best])
+            self._trying = float(seconds[0]), float(lost_s[best])
         return best
 
 
 def _best(speed: Floats) -> int:
     """Return the number of guesses with the highest speed; 0 where none is clearly faster than no guess."""
-    best = int(np.argmax(speed))
-    return best if speed[best] >= MARGIN * speed[0] else 0
+    best = int(np.argmax(speed)) if len(speed) else 0
+    return best if best and speed[best] >= MARGIN * speed[0] else 0
 
 
 def _rounded(num_tokens: int) -> int:

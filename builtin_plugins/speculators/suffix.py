@@ -6,8 +6,8 @@ followed often enough, and only those places count on that it followed at.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from builtin_plugins.speculators.index import Index, Texts
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LEAST: Final = 2
 """Tokens that must agree."""
+CASES: Final = 8
+"""Places that are counted where more agree; those of a text itself first."""
 END: Final = -1
 """Stands behind each output, and is no token."""
 
@@ -52,30 +54,41 @@ class Suffix:
         if 2 * self._num_latest >= self._remembered:
             self._earlier, self._latest, self._num_latest = self._latest, Index(LEAST), 0
         owner, index = left
-        self._latest.extend([*index.tokens[owner.prompt_len :], END])
+        self._latest.extend(index.tokens[owner.prompt_len :])
+        self._latest.extend([END])
         self._num_latest += 1
 
     def _draft(self, asked: DraftRow) -> list[int]:
-        text = self._texts.of(asked)
-        found = [
-            (agree, index.tokens, place)
-            for index in (text, self._latest, self._earlier)
-            for place, agree in index.places(text.tokens, self._depth)
-        ]
-        longest = max((agree for agree, _, _ in found), default=0)
-        ways = [_following(tokens, place) for agree, tokens, place in found if agree == longest]
-        most = min(asked.most, self._depth, int(self._factor * longest))
-        draft: list[int] = []
-        while ways and len(draft) < most:
-            ahead = [(next(way, END), way) for way in ways]
-            token, count = Counter(token for token, _ in ahead).most_common(1)[0]
-            if token == END or count < self._share * len(ways):
+        text, longest = self._texts.of(asked), 0
+        found: list[tuple[array[int], int]] = []
+        for index in (text, self._latest, self._earlier):
+            if longest == self._depth and len(found) == CASES:
                 break
-            draft.append(token)
-            ways = [way for next_token, way in ahead if next_token == token]
-        return draft
+            agree, places = index.longest(text.tokens, self._depth, CASES)
+            if agree > longest:
+                longest, found = agree, []
+            if agree == longest:
+                found += [(index.tokens, place) for place in places]
+        most = min(asked.most, self._depth, int(self._factor * longest))
+        return _most_followed([tokens[place : place + most] for tokens, place in found[:CASES]], self._share)
 
 
-def _following(tokens: Sequence[int], place: int) -> Iterator[int]:
-    """Yield the tokens from a place on."""
-    return (tokens[at] for at in range(place, len(tokens)))
+def _most_followed(ways: Sequence[array[int]], share: float) -> list[int]:
+    """Return the token that most of the ways begin with, then that which most of these go on with, and so on.
+
+    It ends where fewer than `share` of them go on alike. What all agree in is taken at once.
+    """
+    draft: list[int] = []
+    while ways:
+        low, high = min(ways), max(ways)
+        if low == high:
+            draft += low
+            break
+        same = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+        draft += low[:same]
+        ahead = [way[same] if len(way) > same else END for way in ways]
+        token = max(ahead, key=ahead.count)
+        if token == END or ahead.count(token) < share * len(ways):
+            break
+        ways = [way[same:] for way, first in zip(ways, ahead, strict=True) if first == token]
+    return draft[: draft.index(END)] if END in draft else draft

@@ -137,6 +137,7 @@ class KVConnector(Protocol):
     """Target of an entry of kind `kv_connectors`; constructed wherever one of its halves is, with
     (config, settings): the `EngineConfig` and the `KVTransferConfig`.
 
+    Optional: `medium`, what its blocks are said to lie in ("CPU"); without it, the connector's name.
     Raises `ConfigError` for settings it does not know or cannot serve, naming them.
     """
 

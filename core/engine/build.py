@@ -11,7 +11,6 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.contracts import Executor, ModelSource, SchedulingPolicy
-from core.contracts.construct import construct
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
@@ -89,7 +88,7 @@ def _make_scheduler(
     )
     policy: SchedulingPolicy | None = None
     if registry.entries("scheduling_policies") or section.scheduling_policy != "fcfs":
-        policy = construct(load(registry, "scheduling_policies", section.scheduling_policy), config)
+        policy = registry.make(registry.choose("scheduling_policies", section.scheduling_policy), config)[0]
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
     return scheduler if section.journal is None else Journal(section.journal, scheduler)

@@ -203,7 +203,7 @@ class EngineCore:
             except Exception:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
-        message = error.told if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        message = error.told(None) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         return self.scheduler.fail_in_flight(message)
 
     def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:

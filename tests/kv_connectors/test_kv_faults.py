@@ -59,6 +59,9 @@ def test_tokens_are_right_whatever_the_fault(
             assert counts.loaded > 0
             assert counts.unloaded == counts.unstored == 0
             assert traffic(llm).info()["state"] == "ready"
+            before = traffic(llm).numbers()["kv_connector_hit_tokens_total"]
+            brought = sum(run(llm)[1])  # nothing was left in the cache itself; who was preempted is brought them twice
+            assert traffic(llm).numbers()["kv_connector_hit_tokens_total"] - before >= brought > 0
         elif fault == "failing_writes":
             assert counts.unstored > 0
             assert traffic(llm).info()["state"] == "degraded"
@@ -66,6 +69,7 @@ def test_tokens_are_right_whatever_the_fault(
             assert counts.unloaded > 0
             assert counts.loaded == 0
             assert traffic(llm).info()["state"] == "degraded"
+            assert traffic(llm).numbers()["kv_connector_degraded"]
 
 
 @pytest.mark.parametrize("fault", ["hanging", "hanging_writes"])

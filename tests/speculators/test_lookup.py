@@ -77,6 +77,17 @@ def test_a_look_costs_the_same_at_any_length(kind: Any) -> None:
     assert costs[1] <= 1.5 * costs[0]
 
 
+@pytest.mark.parametrize("kind", [NGram, Suffix])
+def test_a_look_costs_little_where_all_of_the_text_was_said_before(kind: Any) -> None:
+    finder, said = make(kind), list(range(100, 130)) * 8
+    for _ in range(20):
+        finder.drafts(ask(said, owner()))
+    who = owner()
+    finder.drafts(ask(said[:100], who))
+    assert calls(finder.drafts, ask(said[:101], who, most=24)) < 400
+    assert finder.drafts(ask(said[:102], who, most=24)) == [said[102:126]]
+
+
 def test_suffix_guesses_what_others_said_most_often() -> None:
     suffix, greeting = make(Suffix, suffix_decoding_max_spec_factor=4.0), [1, 2, 3]
     for ending in ([4, 5, 6], [4, 9, 9], [4, 5, 7]):
@@ -92,6 +103,12 @@ def test_suffix_guesses_no_more_than_agrees_and_only_what_is_likely() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
     assert make(Suffix, suffix_decoding_min_token_prob=0.5).drafts(ask(text, owner())) == [[]]
     assert len(make(Suffix, suffix_decoding_min_token_prob=0.3).drafts(ask(text, owner()))[0]) == 2
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_suffix_guesses_no_more_than_its_depth(depth: int) -> None:
+    suffix = make(Suffix, suffix_decoding_max_tree_depth=depth)
+    assert suffix.drafts(ask([1, 2, 3, 4, 5, 1, 2, 3], owner())) == [[4, 5, 1][:depth]]
 
 
 def test_outputs_are_forgotten_in_two_generations() -> None:

@@ -54,7 +54,7 @@ def test_nothing_is_guessed_before_a_step_was_measured() -> None:
 
 
 def test_trials_lose_a_bounded_time() -> None:
-    pace = told({8: 0.001, 48: 1.0})  # as when another process had the machine
+    pace = told({8: 0.001, 48: 8.0})  # as when another process had the machine
     assert choose(pace, 8) == [0] * 8
     quick = told({8: 0.001, 48: 0.02})
     assert sum(choose(quick, 8)) > 0  # tried again: it may have been a disturbance
@@ -62,23 +62,35 @@ def test_trials_lose_a_bounded_time() -> None:
     assert tried < 10
 
 
+def test_a_trial_is_as_large_as_time_may_be_lost() -> None:
+    pace = told({32: 0.1})
+    pace.costs.take_prompts(1000, 1.0)
+    assert 32 < sum(choose(pace, 32)) <= 100, "a token takes a thousandth of a second, and a tenth may be lost"
+
+
+def test_what_is_known_to_pay_is_done_where_more_may_not_be_tried() -> None:
+    pace = told({32: 1.0, 64: 1.1})
+    pace.costs.take_prompts(100, 1.0)
+    assert sum(choose(pace, 32)) == 32
+
+
 def test_a_trial_counts_as_what_it_has_lost() -> None:
     pace = told({8: 0.001, 48: 0.04})
     assert any(choose(pace, 8))
-    pace.tried(1.0, 0.0)
+    pace.tried(1.0, 0.0, 0.0)
     for _ in range(50):
         pace.passed(0.01)
     assert not any(choose(pace, 8)), "it took much longer than was reckoned"
     pace.passed(60.0)
     for _ in range(50):
         assert any(choose(pace, 8)), "trials that bring what they cost are free"
-        pace.tried(0.004, 4.0)
+        pace.tried(0.004, 4.0, 0.0)
 
 
 def test_models_of_long_steps_are_tried_once_the_time_is_saved() -> None:
     pace = told({1: 0.5})
     pace.costs.take_prompts(20, 1.0)  # five tokens as in prompts: a quarter of a second
-    assert choose(pace, 1) == [0]
+    assert choose(pace, 1) == [2], "a tenth of a second"
     for _ in range(100):
         pace.passed(0.5)
     assert choose(pace, 1) == [MOST]
