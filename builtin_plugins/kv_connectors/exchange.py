@@ -39,6 +39,10 @@ class Exchange:
         """Say whether blocks of ended requests are kept."""
         return bool(self._leaving)
 
+    def source(self, key: BlockKey) -> bytes:
+        """Return which other engine has a block; empty: none."""
+        return self._directory.source(key)
+
     def trouble(self, source: bytes) -> Trouble:
         """Return what is known of one of them."""
         if source not in self._others:

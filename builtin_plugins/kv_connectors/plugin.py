@@ -73,9 +73,8 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
     tiers: list[Traffic] = []
     for place, settings in enumerate(wanted):
         connector = _made(config, settings, registry)
-        ranks = tensor, tensor * parallel.pipeline_parallel_size
-        told = watchers_of(registry)
-        tiers.append(Traffic(connector, settings, *ranks, name=name_of(place), above=tuple(tiers), watchers=told))
+        ranks = tensor, tensor * parallel.pipeline_parallel_size, watchers_of(registry)
+        tiers.append(Traffic(connector, settings, *ranks, name=name_of(place), above=tuple(tiers)))
     shown = Tiers(tiers)
     infos_of(registry)["kv_connector_info"] = shown.info
     numbers_of(registry)["kv_connectors"] = shown.numbers

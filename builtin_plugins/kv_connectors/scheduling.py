@@ -94,13 +94,15 @@ class Traffic:
         settings: KVTransferConfig,
         tensor: int,
         num_ranks: int,
+        watchers: Sequence[Watcher] = (),
         *,
         name: str = NAME,
         above: Sequence[Traffic] = (),
-        watchers: Sequence[Watcher] = (),
     ) -> None:
-        """`tensor`: ranks that split every layer, of all `num_ranks`; `above`: tiers that are asked before this one; `watchers`:
-        told of what it has and has lost."""
+        """`tensor`: ranks that split every layer, of all `num_ranks`. `watchers`: told of what the tier has and has lost.
+
+        `above`: tiers that are asked before this one.
+        """
         self.name, self._above = name, above
         self._connector, self._settings = connector, settings
         self._tensor, self._num_ranks, self._watchers = tensor, num_ranks, watchers
@@ -146,14 +148,14 @@ class Traffic:
         self._scheduler, kv = scheduler, scheduler.kv
         self._kv, layout = kv, kv.layout
         self._directory = self._connector.directory(layout, self._tensor)
-        if self._watchers:
-            medium = getattr(self._connector, "medium", self._settings.kv_connector)
-            self._directory = WatchedDirectory(self._directory, medium, self._watchers)
         self._block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         self._sizes = [group.block_size for group in layout.groups]
         self._link = layout.hash_block_size
         if hasattr(self._directory, "expect"):
             self._exchange = Exchange(self._directory, self._settings.kv_connector, scheduler, self._name)
+        if self._watchers:
+            medium = getattr(self._connector, "medium", self._settings.kv_connector)
+            self._directory = WatchedDirectory(self._directory, medium, self._watchers)
         kv.watch(self._offered, self._forgotten)
         kv.add_tier(self.holds)
 
@@ -204,7 +206,7 @@ class Traffic:
 
     def _source(self, key: BlockKey) -> bytes:
         """Return which other engine has a block; empty: it is here."""
-        return b"" if self._exchange is None else self._directory.source(key)
+        return b"" if self._exchange is None else self._exchange.source(key)
 
     def _trouble(self, source: bytes) -> Trouble:
         return self._reading if self._exchange is None or not source else self._exchange.trouble(source)
@@ -262,7 +264,8 @@ class Traffic:
             return True
         self._num_orders += 1
         wanted = {(each.group, each.key) for each in mine}
-        load = Load(f"{self.name}/{self._num_orders}", request.request_id, *self._extent(request, wanted), len(mine))
+        extent = self._extent(request, wanted)
+        load = Load(f"{self.name}/{self._num_orders}", request.request_id, *extent, len(mine))
         tables: list[list[int]] = [[] for _ in self._sizes]
         for each in mine:
             tables[each.group].append(each.block)

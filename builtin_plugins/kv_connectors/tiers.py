@@ -28,4 +28,5 @@ class Tiers:
         total: Counter[str] = Counter()
         for tier in self._tiers:
             total.update(tier.numbers())
+        total["kv_connector_degraded"] = min(1, total["kv_connector_degraded"])
         return total
