@@ -69,6 +69,10 @@ test: setup ## the tests (under 15 minutes on two cores)
 test-all: setup ## the tests, the slow ones included
 	$(PYTEST) -m "not bench"
 
+.PHONY: authors
+authors: setup ## the way of a new author for every kind, from the wheel; wrong, broken and old plugins
+	$(PYTEST) tests/plugin
+
 .PHONY: check
 check: setup ## format, lint, types, import layers, generated pages
 	$(BIN)/ruff format --check

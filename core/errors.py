@@ -53,13 +53,28 @@ class PluginError(EngineError):
     The message is for whoever runs the engine: it has files and the exception. `told` is for clients.
     """
 
+    culprit: str
+    """The plugin's name; empty where it is not known."""
+
     def __init__(self, message: str, culprit: str = "", cause: Exception | None = None) -> None:
         super().__init__(message)
-        self.told = f"{f'plugin {culprit!r}' if culprit else 'a plugin'} failed; the engine's log says more."
+        self.culprit = culprit
         self.is_fault = not isinstance(cause, (RequestFailed, InvalidRequest))
         """The plugin is to blame; else it has said something to whoever asked."""
-        if not self.is_fault:
-            self.told = str(cause)
+        self._answer = None if self.is_fault else str(cause)
+
+    def told(self, request_id: str | None) -> str:
+        """Return what the client of a request is told: whose fault it is, and the id under which the log has the rest."""
+        if self._answer is not None:
+            return self._answer
+        who = f"plugin {self.culprit!r}" if self.culprit else "a plugin"
+        where = "" if request_id is None else f" in request {request_id!r}"
+        return f"{who} failed{where}; the engine's log says more."
+
+
+def shown(error: BaseException) -> str:
+    """Return an exception in words that clients may read: of a plugin's nothing but whose it is."""
+    return error.told(None) if isinstance(error, PluginError) else str(error)
 
 
 class ModelError(EngineError):

@@ -37,8 +37,15 @@ def changed_files(locked: Files) -> list[str]:
         ]
         if words:
             more = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
-            found.append(f"of {name}, {', '.join(words[:_MOST_NAMED])}{more}")
+            found.append(f"of {_shown(name)}, {', '.join(words[:_MOST_NAMED])}{more}")
     return found
+
+
+def _shown(name: str) -> str:
+    try:
+        return f"{name} {distribution(name).version}"
+    except PackageNotFoundError:
+        return name
 
 
 def _tops(name: str) -> set[str]:

@@ -1,4 +1,6 @@
-"""Writes the pages made from the code: hooks, configuration, sampling parameters, parsers, flags, architectures. `--check` compares."""
+"""Writes what is made from the code: pages of hooks, configuration, sampling parameters, parsers, flags and architectures, and the
+list of public names. `--check` compares.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,12 @@ from pathlib import Path
 
 import msgspec
 from models_page import models_page
+from packaging.version import Version
 from vllm_page import vllm_page
 
+import core
+from core.cli.plugins.releases import FOLDER as RELEASED
+from core.cli.plugins.releases import minor, public_names
 from core.cli.reference.configuration import reference_page
 from core.cli.reference.hooks import hooks_page
 from core.cli.reference.parsers import parsers_page
@@ -103,18 +109,18 @@ def main() -> int:
         "vllm_flags.md": vllm_page(table),
         "architectures.md": models_page(),
     }
-    stale = [
-        name
-        for name, text in pages.items()
-        if not (FOLDER / name).is_file() or (FOLDER / name).read_text(encoding="utf-8") != text
-    ]
+    files = {FOLDER / name: text for name, text in pages.items()}
+    promised = msgspec.json.format(msgspec.json.encode(public_names()), indent=1).decode() + "\n"
+    files[RELEASED / f"{minor(Version(core.__version__))}.json"] = promised
+    stale = [file for file, text in files.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     if "--check" not in sys.argv:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        for name in stale:
-            (FOLDER / name).write_text(pages[name], encoding="utf-8")
+        for file in stale:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(files[file], encoding="utf-8")
         return 0
     if stale:
-        sys.stderr.write(f"stale generated pages in docs/reference: {', '.join(stale)}; run `make docs`\n")
+        listed = ", ".join(str(file.relative_to(ROOT)) for file in stale)
+        sys.stderr.write(f"stale generated files: {listed}; run `make docs`\n")
     return 1 if stale else 0
 
 

@@ -53,6 +53,8 @@ LONGEST = (
 # Read when torch is loaded, here and in child processes. Where more programs want the cores than there are, threads that
 # wait for each other by spinning make an engine's step twenty times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when Triton's kernels are defined: its interpreter computes them on the CPU. `TRITON_INTERPRET=0` is for tests on a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 # How long an example takes says how busy the machine is.

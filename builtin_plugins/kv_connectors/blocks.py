@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -23,8 +22,7 @@ FORMAT = 1
 
 
 class CacheBlocks:
-    """The blocks of a cache, for one thread. On a CPU they are looked at where they lie; from a device's memory they are
-    copied to memory that it can reach, and back."""
+    """The blocks of a cache, for one thread, which brings them to host memory and back."""
 
     def __init__(self, layout: KVLayout, memory: Mapping[tuple[int, int], torch.Tensor]) -> None:
         """`memory`: by (pool, slot), uint8 [blocks, bytes]."""
@@ -33,33 +31,28 @@ class CacheBlocks:
             slots.setdefault(pool, []).append(tensor)
         self._slots = [slots.get(group.pool, []) for group in layout.groups]
         self._staging = [
-            [torch.empty(tensor.shape[1], dtype=torch.uint8, pin_memory=True) for tensor in of_group if tensor.is_cuda]
+            [torch.empty(tensor.shape[1], dtype=torch.uint8, pin_memory=tensor.is_cuda) for tensor in of_group]
             for of_group in self._slots
         ]
         self.block_bytes = [sum(tensor.shape[1] for tensor in of_group) for of_group in self._slots]
         """Of a block on this rank, by group."""
 
-    @contextmanager
-    def read(self, group: int, block: int) -> Iterator[Block]:
-        """Give a block's bytes, to be read while the context lasts."""
-        lying, staging = [tensor[block] for tensor in self._slots[group]], self._staging[group]
-        if not staging:
-            yield [part.numpy() for part in lying]
-            return
-        for host, part in zip(staging, lying, strict=True):
-            host.copy_(part)  # waits for the device
-        yield [host.numpy() for host in staging]
+    def look(self, group: int, block: int) -> Block:
+        """Return a block's bytes: on a CPU where they lie, from a device's memory in a copy."""
+        if not any(tensor.is_cuda for tensor in self._slots[group]):
+            return [tensor[block].numpy() for tensor in self._slots[group]]
+        for host, tensor in zip(self._staging[group], self._slots[group], strict=True):
+            host.copy_(tensor[block])  # waits for the device
+        return self.staging(group)
 
-    @contextmanager
-    def fill(self, group: int, block: int) -> Iterator[Block]:
-        """Give the place of a block's bytes, which are in the cache once the context has ended well."""
-        lying, staging = [tensor[block] for tensor in self._slots[group]], self._staging[group]
-        if not staging:
-            yield [part.numpy() for part in lying]
-            return
-        yield [host.numpy() for host in staging]
-        for host, part in zip(staging, lying, strict=True):
-            part.copy_(host)
+    def staging(self, group: int) -> Block:
+        """Return the place of a block that is not in the cache yet."""
+        return [host.numpy() for host in self._staging[group]]
+
+    def put(self, group: int, block: int) -> None:
+        """Copy what is there into the cache."""
+        for host, tensor in zip(self._staging[group], self._slots[group], strict=True):
+            tensor[block].copy_(host)
 
 
 def seal_of(key: BlockKey, block: Block, how: Literal["sum", "crc32"]) -> bytes:
@@ -72,21 +65,33 @@ def seal_of(key: BlockKey, block: Block, how: Literal["sum", "crc32"]) -> bytes:
     return digest.digest()
 
 
-def fingerprint_of(config: EngineConfig, layout: KVLayout, backend: Any, device: str, rank: int, num_ranks: int) -> str:
-    """Return what is the same, as hexadecimal digits, wherever bytes under a key mean the same.
+def facts_of(
+    config: EngineConfig, layout: KVLayout, backend: Any, device: str, rank: int, num_ranks: int
+) -> dict[str, Any]:
+    """Return, by names that users know, what is the same wherever bytes under a key mean the same.
 
     Keys stand for the model's files and the tokens. What else bears on a block is how its layers are laid out, who computes
     them with what, and which part of them is this rank's.
     """
     model = config.model
-    facts = {
+    return {
         "format": FORMAT,
-        "groups": msgspec.to_builtins(layout.groups),
-        "pools": [(pool.slot_bytes, pool.num_slots) for pool in layout.pools],
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "model_impl": model.model_impl,
+        "hf_overrides": model.hf_overrides,
+        "tensor_parallel_size": config.parallel.tensor_parallel_size,
+        "ranks": num_ranks,
+        "rank": rank,
+        "block_size": [group.block_size for group in layout.groups],
         "hash_block_size": layout.hash_block_size,
-        "backend": f"{type(backend).__module__}.{type(backend).__qualname__}",
+        "attention_backend": f"{type(backend).__module__}.{type(backend).__qualname__}",
         "device": device,
-        "model": (model.dtype, model.quantization, model.model_impl, model.hf_overrides),
-        "rank": (rank, num_ranks, config.parallel.tensor_parallel_size),
+        "bytes": [(pool.slot_bytes, pool.num_slots) for pool in layout.pools],
+        "layout": msgspec.to_builtins(layout.groups),
     }
+
+
+def fingerprint_of(facts: Mapping[str, Any]) -> str:
+    """Return hexadecimal digits that stand for facts."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

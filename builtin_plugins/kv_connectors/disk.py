@@ -1,7 +1,6 @@
 """A folder behind the cache: a file for each block, found again after a restart, and shared by engines of one kind.
 
-Files are read by `preadv` into the cache itself. They are not mapped: a mapped file that somebody cuts short kills whoever
-looks at it.
+Files are read by `preadv`. They are not mapped: a mapped file that somebody cuts short kills whoever looks at it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"engine-kv-block\x01"
 SEAL_BYTES: Final = 16
-HEAD_BYTES: Final = len(MAGIC) + SEAL_BYTES
 KEY_DIGITS: Final = 64
 UNFINISHED: Final = ".part"
 STALE_S: Final = 3600.0
@@ -46,6 +44,8 @@ class Settings:
 class Disk:
     """Connector `disk`."""
 
+    medium: Final = "DISK"
+
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
         self._settings = read_extra(Settings, settings)
         if self._settings.max_bytes <= 0:
@@ -54,7 +54,7 @@ class Disk:
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
         """The folder."""
-        return {"folder": folder, "max_bytes": 1 << 20}
+        return {"folder": folder, "max_bytes": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
         """Return a directory of this rank's share, however many stages the layers are split into."""
@@ -64,15 +64,7 @@ class Disk:
     def store(self, parts: StoreParts) -> Folder:
         """Return this rank's part of the folder. Raises `ConfigError` where it cannot be written to."""
         path = Path(self._settings.folder).expanduser() / parts.fingerprint
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / f"{os.getpid()}{UNFINISHED}"
-            probe.write_bytes(b"")
-            probe.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"{FLAG}.{EXTRA}.folder {self._settings.folder!r} cannot be written to: {error.strerror}. Name another."
-            ) from error
+        check_writable(path, "folder", self._settings.folder)
         return Folder(path, parts.block_bytes)
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
@@ -80,14 +72,35 @@ class Disk:
         return 0
 
 
+def check_writable(path: Path, field: str, given: str) -> None:
+    """Make a folder. Raises `ConfigError` naming the field it was `given` in where nothing can be written to it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f"{os.getpid()}{UNFINISHED}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"{FLAG}.{EXTRA}.{field} {given!r} cannot be written to: {error.strerror}. Name another."
+        ) from error
+
+
+def file_of(folder: Path, key: BlockKey) -> Path:
+    """Return where in a folder a block lies, or would lie."""
+    digits = key.key.hex()
+    return folder / digits[:2] / f"{key.group}-{digits}"
+
+
 class Folder:
     """Blocks as files, named by group and key. A file has its name only when it is whole."""
 
     seal: Literal["sum", "crc32"] = "crc32"
 
-    def __init__(self, path: Path, block_bytes: Iterable[int]) -> None:
+    def __init__(self, path: Path, block_bytes: Iterable[int], magic: bytes = MAGIC) -> None:
+        """`magic`: what its files begin with, and no others."""
         self._path = path
-        self._file_bytes = [HEAD_BYTES + size for size in block_bytes]
+        self._magic = magic
+        self._file_bytes = [len(magic) + SEAL_BYTES + size for size in block_bytes]
         self._num_written = 0
 
     def survey(self) -> Iterable[BlockKey]:
@@ -117,19 +130,15 @@ class Folder:
         except ValueError:
             return None
 
-    def _file(self, key: BlockKey) -> Path:
-        digits = key.key.hex()
-        return self._path / digits[:2] / f"{key.group}-{digits}"
-
     def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
         """Write a file beside its place and put it there."""
-        path = self._file(key)
+        path = file_of(self._path, key)
         self._num_written += 1
         path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.{self._num_written}{UNFINISHED}")
         try:
             with open(unfinished, "wb", buffering=0) as file:
-                _transfer(os.pwritev, file.fileno(), [MAGIC, seal, *block])
+                _transfer(os.pwritev, file.fileno(), [self._magic, seal, *block])
             os.replace(unfinished, path)
         except BaseException:
             with suppress(OSError):
@@ -138,17 +147,17 @@ class Folder:
 
     def read(self, key: BlockKey, block: Block) -> bytes:
         """Read a file; it counts as used now."""
-        head = bytearray(HEAD_BYTES)
-        with open(self._file(key), "rb", buffering=0) as file:
+        head = bytearray(len(self._magic) + SEAL_BYTES)
+        with open(file_of(self._path, key), "rb", buffering=0) as file:
             _transfer(os.preadv, file.fileno(), [head, *block])
             os.utime(file.fileno())
-        if not head.startswith(MAGIC):
-            raise OSError("it is no block's file")
-        return bytes(head[len(MAGIC) :])
+        if not head.startswith(self._magic):
+            raise OSError("it is no block's file of an engine that is set up alike")
+        return bytes(head[len(self._magic) :])
 
     def drop(self, key: BlockKey) -> None:
         """Remove the file."""
-        self._file(key).unlink(missing_ok=True)
+        file_of(self._path, key).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from builtin_plugins.kv_connectors.messages import Order
 from core.contracts.threads import step_aside
@@ -22,18 +24,29 @@ class Batch:
     before: Callable[[], None] = lambda: None
     """Done before the first of them."""
     is_late: bool = False
+    """Whoever gave the orders was told that nothing of them touches the cache any more."""
+
+
+Claim = Callable[[], AbstractContextManager[None]]
+"""Gives a context in which an order may touch the cache. Raises `GivenUp`."""
+
+
+class GivenUp(Exception):
+    """It was too late."""
 
 
 class Lane:
     """One thread. `work` does one order; `done` is told of a batch, with what `work` raised by order."""
 
     def __init__(
-        self, name: str, work: Callable[[Order], None], done: Callable[[Sequence[Order], dict[int, str]], None]
+        self, name: str, work: Callable[[Order, Claim], None], done: Callable[[Sequence[Order], dict[int, str]], None]
     ) -> None:
         self._work, self._done = work, done
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._waiting: dict[Batch, None] = {}
         self._lock = threading.Lock()
+        self._touching = threading.Lock()
+        """Held while an order touches the cache, and to give orders up."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -46,11 +59,12 @@ class Lane:
         self._queue.put(batch)
 
     def late(self, timeout_s: float) -> list[int]:
-        """Return, once each, the orders that have waited for longer."""
+        """Return, once each, the orders that have waited for longer: they are given up, and touch the cache no more."""
         with self._lock:
             found = [b for b in self._waiting if not b.is_late and time.monotonic() - b.since_s > timeout_s]
-        for batch in found:
-            batch.is_late = True
+        with self._touching:
+            for batch in found:
+                batch.is_late = True
         return [order.id for batch in found for order in batch.orders]
 
     def close(self, timeout_s: float) -> bool:
@@ -59,6 +73,13 @@ class Lane:
         self._thread.join(timeout_s)
         self._closed.set()
         return not self._thread.is_alive()
+
+    @contextmanager
+    def _claim(self, batch: Batch) -> Iterator[None]:
+        with self._touching:
+            if batch.is_late:
+                raise GivenUp("it took longer than timeout_s")
+            yield
 
     def _run(self) -> None:
         step_aside()
@@ -69,7 +90,9 @@ class Lane:
                 if self._closed.is_set():
                     return
                 try:
-                    self._work(order)
+                    with self._claim(batch):
+                        pass  # it is too late to begin
+                    self._work(order, partial(self._claim, batch))
                 except Exception as error:  # noqa: BLE001 - stores may raise anything; the block counts as lost
                     errors[order.id] = f"{type(error).__name__}: {error}"[:200]
             with self._lock:

@@ -11,12 +11,19 @@ from core.api import BlockKey
 NAME: Final = "kv_connectors"
 
 
+def name_of(place: int) -> str:
+    """Return what a tier's halves are called, by its place in the order in which tiers are asked."""
+    return f"{NAME}_{place + 1}" if place else NAME
+
+
 class Order(msgspec.Struct, array_like=True, frozen=True):
     """A block of the cache to be written to the store, or read from it."""
 
     id: int
     key: BlockKey
     block: int
+    source: bytes = b""
+    """Where it is read from, if that is not the rank's own store."""
 
 
 class Orders(msgspec.Struct, array_like=True, frozen=True):
@@ -25,6 +32,21 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     reads: list[Order] = []
     writes: list[Order] = []
     drops: list[BlockKey] = []
+    version: int = 0
+    """Of the weights, as far as the half beside the scheduler knows (`Refilled`)."""
+
+
+OTHER_WEIGHTS: Final = "the weights were changed"
+"""What is said of orders of before; it is nobody's fault."""
+
+
+class Refilled(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """A rank's weights were filled again: blocks of before are of other weights."""
+
+    rank: int
+    version: int
+    domain: bytes
+    """What tells the keys of blocks from now on from those of before: nobody knows which weights these are."""
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -49,10 +71,11 @@ class Moved(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Late(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Orders that a rank should have been done with; it still works on them."""
+    """Orders that a rank should have been done with. It may still work on them, and touches none of their blocks; in the
+    end it says `Moved` of them, too."""
 
     rank: int
     ids: list[int]
 
 
-Told = Opened | Found | Moved | Late
+Told = Opened | Found | Moved | Late | Refilled

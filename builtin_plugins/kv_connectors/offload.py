@@ -32,6 +32,8 @@ class Settings:
 class Offload:
     """Connector `offload`."""
 
+    medium: Final = "CPU"
+
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
         self._settings = read_extra(Settings, settings)
         parallel = config.parallel
@@ -44,7 +46,7 @@ class Offload:
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
         """Some memory."""
-        return {"cpu_bytes_to_use": 1 << 20}
+        return {"cpu_bytes_to_use": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
         """Return a directory of this rank's share, however many stages the layers are split into."""
@@ -82,7 +84,7 @@ class HostMemory:
         """Copy a block."""
         size = self._block_bytes[key.group]
         buffer = self._room(size)
-        for part, place in zip(block, _parts(buffer, block), strict=True):
+        for part, place in zip(block, parts_of(buffer, block), strict=True):
             np.copyto(place, part)
         with self._lock:
             self._held[key] = buffer, seal
@@ -98,7 +100,7 @@ class HostMemory:
         """Copy it back."""
         with self._lock:
             buffer, seal = self._held[key]
-        for part, place in zip(block, _parts(buffer, block), strict=True):
+        for part, place in zip(block, parts_of(buffer, block), strict=True):
             np.copyto(part, place)
         return seal
 
@@ -107,7 +109,10 @@ class HostMemory:
         with self._lock:
             buffer, _ = self._held.pop(key, (None, b""))
         if buffer is not None:
-            self._free.setdefault(buffer.nbytes, []).append(buffer)
+            self._reuse(buffer)
+
+    def _reuse(self, buffer: np.ndarray[Any, Any]) -> None:
+        self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def close(self) -> None:
         """Give all of it back."""
@@ -115,7 +120,7 @@ class HostMemory:
         self._free.clear()
 
 
-def _parts(buffer: np.ndarray[Any, Any], block: Block) -> Iterable[np.ndarray[Any, Any]]:
+def parts_of(buffer: np.ndarray[Any, Any], block: Block) -> Iterable[np.ndarray[Any, Any]]:
     """Yield a buffer in pieces as long as the parts of a block."""
     at = 0
     for part in block:

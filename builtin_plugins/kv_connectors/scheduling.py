@@ -6,16 +6,30 @@ beginning is in the store waits with its blocks until all of them are there and 
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
-from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Opened, Order, Orders, Told
+from builtin_plugins.kv_connectors.exchange import Exchange
+from builtin_plugins.kv_connectors.messages import (
+    NAME,
+    OTHER_WEIGHTS,
+    Found,
+    Late,
+    Opened,
+    Order,
+    Orders,
+    Refilled,
+    Told,
+)
 from builtin_plugins.kv_connectors.trouble import Trouble
-from core.api import BlockKey, KVConnector, KVDirectory, KVTransferConfig, RequestFailed
+from builtin_plugins.kv_connectors.watched import WatchedDirectory
+from core.api import BlockKey, KVConnector, KVTransferConfig, RequestFailed
+from core.contracts.kv_watchers import Watcher
 from core.step import StepPlan
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -32,6 +46,8 @@ class Load:
     """None: nobody waits for it any more."""
     position: int
     """First token that the cache does not hold."""
+    end: int
+    """First behind it that nobody holds."""
     num_left: int
     error: str = ""
 
@@ -46,8 +62,12 @@ class Move:
     """Those that are not done with it."""
     load: Load | None
     """None: it is stored."""
+    trouble: Trouble
+    """Of whoever is asked."""
     error: str = ""
     """What a rank says went wrong."""
+    is_late: bool = False
+    """A rank has given it up."""
     distrusted: bool = False
     """The cache forgot it meanwhile for what it holds."""
 
@@ -68,16 +88,28 @@ class Counts:
 class Traffic:
     """A tier behind the cache: the blocks of one connector."""
 
-    name = NAME
-
-    def __init__(self, connector: KVConnector, settings: KVTransferConfig, tensor: int, num_ranks: int) -> None:
-        """`tensor`: ranks that split every layer, of all `num_ranks`."""
+    def __init__(
+        self,
+        connector: KVConnector,
+        settings: KVTransferConfig,
+        tensor: int,
+        num_ranks: int,
+        *,
+        name: str = NAME,
+        above: Sequence[Traffic] = (),
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        """`tensor`: ranks that split every layer, of all `num_ranks`; `above`: tiers that are asked before this one; `watchers`:
+        told of what it has and has lost."""
+        self.name, self._above = name, above
         self._connector, self._settings = connector, settings
-        self._tensor, self._num_ranks = tensor, num_ranks
+        self._tensor, self._num_ranks, self._watchers = tensor, num_ranks, watchers
         self._loads_any = settings.kv_role != "kv_producer"
         self._stores_any = settings.kv_role != "kv_consumer"
-        self._directory: KVDirectory
+        self._directory: Any
         self._reading, self._writing = (Trouble(settings.kv_connector, verb) for verb in ("reading", "writing"))
+        self._exchange: Exchange | None = None
+        """None: its connector knows no other engine."""
         self.counts = Counts()
         self._greeted = False
         """The other halves were told to open their stores."""
@@ -87,12 +119,16 @@ class Traffic:
         """Requests that wait for that."""
         self._found: Counter[BlockKey] = Counter()
         """Blocks that some ranks' stores have of their own accord, and how many do."""
+        self._version, self._domain = 0, b""
+        """Of the weights, and what tells keys of blocks of these from those of others."""
         self._fresh: dict[BlockKey, int] = {}
-        """Blocks to be stored, and the step whose result must be in."""
+        """Blocks to be stored, by the key they are cached under, and the step whose result must be in."""
         self._reads: deque[tuple[Load, Move]] = deque()
         """Blocks to be loaded."""
         self._moves: dict[int, Move] = {}
         """On their way, by order."""
+        self._given_up: dict[tuple[int, int], Trouble] = {}
+        """By rank and order: whose end, if it comes, says that something works again."""
         self._pinned: Counter[BlockKey] = Counter()
         """Blocks that are, or are to be, read."""
         self._drops: list[BlockKey] = []
@@ -102,21 +138,28 @@ class Traffic:
         """Of requests that are to fail."""
         self._bytes_under_way = 0
         self._num_orders = 0
+        self._hit_tokens = 0
+        """That requests began with because of what was brought for them."""
 
     def attach(self, scheduler: Any) -> None:
         """Become a tier of the scheduler's cache."""
         self._scheduler, kv = scheduler, scheduler.kv
         self._kv, layout = kv, kv.layout
         self._directory = self._connector.directory(layout, self._tensor)
+        if self._watchers:
+            medium = getattr(self._connector, "medium", self._settings.kv_connector)
+            self._directory = WatchedDirectory(self._directory, medium, self._watchers)
         self._block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         self._sizes = [group.block_size for group in layout.groups]
         self._link = layout.hash_block_size
+        if hasattr(self._directory, "expect"):
+            self._exchange = Exchange(self._directory, self._settings.kv_connector, scheduler, self._name)
         kv.watch(self._offered, self._forgotten)
-        kv.add_tier(self._holds)
+        kv.add_tier(self.holds)
 
     def info(self) -> Mapping[str, str]:
         """Return the labels by which the tier is shown: whether it works, and if not, the kind of error."""
-        degraded = [each for each in (self._reading, self._writing) if each.is_degraded]
+        degraded = self._degraded
         state = "degraded" if degraded else "ready" if self._is_open else "opening"
         return {
             "connector": self._settings.kv_connector,
@@ -124,11 +167,21 @@ class Traffic:
             "reason": degraded[0].reason.partition(":")[0] if degraded else "",
         }
 
+    @property
+    def _degraded(self) -> list[Trouble]:
+        others = () if self._exchange is None else self._exchange.troubles
+        return [each for each in (self._reading, self._writing, *others) if each.is_degraded]
+
     def numbers(self) -> Mapping[str, float]:
         """Return what is counted, by metric."""
         counts = {f"kv_connector_{name}_blocks_total": float(value) for name, value in asdict(self.counts).items()}
         directory = self._directory
-        return counts | {"kv_connector_bytes": directory.num_bytes, "kv_connector_limit_bytes": directory.most_bytes}
+        return counts | {
+            "kv_connector_hit_tokens_total": self._hit_tokens,
+            "kv_connector_degraded": bool(self._degraded),
+            "kv_connector_bytes": directory.num_bytes,
+            "kv_connector_limit_bytes": directory.most_bytes,
+        }
 
     @property
     def _is_open(self) -> bool:
@@ -136,13 +189,25 @@ class Traffic:
 
     # --- what the cache says
 
-    def _holds(self, group: int, key: bytes) -> bool:
+    def holds(self, group: int, key: bytes) -> bool:
+        """Say whether a block can be had from this tier now."""
         return (
             self._loads_any
             and self._is_open
-            and self._reading.may_ask(self._kv.issued)
-            and self._directory.holds(BlockKey(group, key))
+            and self._directory.holds(name := self._name(group, key))
+            and self._trouble(self._source(name)).may_ask(self._kv.issued)
         )
+
+    def _name(self, group: int, key: bytes) -> BlockKey:
+        """Return what the store calls a cached block."""
+        return BlockKey(group, hashlib.sha256(self._domain + key).digest() if self._domain else key)
+
+    def _source(self, key: BlockKey) -> bytes:
+        """Return which other engine has a block; empty: it is here."""
+        return b"" if self._exchange is None else self._directory.source(key)
+
+    def _trouble(self, source: bytes) -> Trouble:
+        return self._reading if self._exchange is None or not source else self._exchange.trouble(source)
 
     def _offered(self, lease: Any, tokens: Any, start: int) -> None:
         """Note what a step computes: from behind its result on it can be stored."""
@@ -153,14 +218,14 @@ class Traffic:
             links = size // self._link
             for place in range(start // size, lease.offered // size):
                 key = BlockKey(group, lease.keys[(place + 1) * links - 1])
-                if table[place] and not self._directory.holds(key):
+                if table[place] and not self._directory.holds(self._name(*key)):
                     self._fresh.setdefault(key, step)
 
     def _forgotten(self, group: int, key: bytes, block: int, right: bool) -> None:
         """What the cache loses before it was stored is lost; what it does not trust is not to be had here either."""
-        name = BlockKey(group, key)
-        self._fresh.pop(name, None)
+        self._fresh.pop(BlockKey(group, key), None)
         if not right:
+            name = self._name(group, key)
             for move in self._moves.values():
                 move.distrusted |= move.order.key == name
             if self._directory.holds(name):
@@ -171,6 +236,11 @@ class Traffic:
         self._drops.append(key)
 
     # --- requests
+
+    def arrived(self, request: Any) -> None:
+        """Note what another engine has for it."""
+        if self._exchange is not None and self._loads_any:
+            self._exchange.arrived(request)
 
     def may_start(self, request: Any) -> bool:
         """Say whether it waits for blocks. Raises for one whose blocks did not come, where that is wanted."""
@@ -183,46 +253,56 @@ class Traffic:
 
     def load(self, request: Any, loads: Sequence[Any]) -> bool:
         """Have blocks read; the request waits for them."""
-        mine = [each for each in loads if self._directory.holds(BlockKey(each.group, each.key))]
+        mine = [
+            each
+            for each in loads
+            if self.holds(each.group, each.key) and not any(tier.holds(each.group, each.key) for tier in self._above)
+        ]
         if not mine:
             return True
         self._num_orders += 1
         wanted = {(each.group, each.key) for each in mine}
-        load = Load(f"{NAME}/{self._num_orders}", request.request_id, self._first(request, wanted), len(mine))
+        load = Load(f"{self.name}/{self._num_orders}", request.request_id, *self._extent(request, wanted), len(mine))
         tables: list[list[int]] = [[] for _ in self._sizes]
         for each in mine:
             tables[each.group].append(each.block)
-            move = self._move(BlockKey(each.group, each.key), each.block, load)
+            move = self._reading_of(self._name(each.group, each.key), each.block, load)
             self._pinned[move.order.key] += 1
             self._reads.append((load, move))
         self._scheduler.keep(load.name, tables)
         self._loads[request.request_id] = load
         return False
 
-    def _first(self, request: Any, wanted: set[tuple[int, bytes]]) -> int:
-        """Return the first position of blocks that are brought for a request."""
-        positions: Iterator[int] = (
-            (place + 1) * self._link - size
-            for group, size in enumerate(self._sizes)
+    def _extent(self, request: Any, wanted: set[tuple[int, bytes]]) -> tuple[int, int]:
+        """Return the first position of blocks that are brought for a request, and that behind the last."""
+        ends = [
+            (group, (place + 1) * self._link)
+            for group in range(len(self._sizes))
             for place, key in enumerate(request.keys)
             if (group, key) in wanted
-        )
-        return min(positions)
+        ]
+        return min(end - self._sizes[group] for group, end in ends), max(end for _, end in ends)
 
-    def _move(self, key: BlockKey, block: int, load: Load | None) -> Move:
+    def _reading_of(self, key: BlockKey, block: int, load: Load) -> Move:
+        source = self._source(key)
+        return self._move(key, block, load, self._trouble(source), source)
+
+    def _move(self, key: BlockKey, block: int, load: Load | None, trouble: Trouble, source: bytes = b"") -> Move:
         self._num_orders += 1
-        return Move(Order(self._num_orders, key, block), self._block_bytes[key.group], self._num_ranks, load)
+        order = Order(self._num_orders, key, block, source)
+        return Move(order, self._block_bytes[key.group], self._num_ranks, load, trouble)
 
     def finished(self, request: Any) -> bool:
         """Its beginning was asked for again, if it was found: that is kept longer, and the first of it the longest."""
         self._errors.pop(request.request_id, None)
+        keeps = self._exchange is not None and self._exchange.finished(request, self._fresh)
         if (load := self._loads.pop(request.request_id, None)) is not None:
             load.request_id = None  # its blocks are kept until nobody writes to them any more
         for group, size in enumerate(self._sizes):
             links = size // self._link
             for place in reversed(range(min(request.num_cached, len(request.keys) * self._link) // size)):
-                self._directory.used(BlockKey(group, request.keys[(place + 1) * links - 1]))
-        return False
+                self._directory.used(self._name(group, request.keys[(place + 1) * links - 1]))
+        return keeps
 
     # --- steps
 
@@ -232,7 +312,9 @@ class Traffic:
             return not self._greeted
         if self._drops or (self._reads and self._room > 0):
             return True
-        return bool(self._fresh) and self._room > 0 and self._writing.may_ask(self._kv.issued + 1)
+        if not self._writing.may_ask(self._kv.issued + 1):
+            return self._exchange is not None and self._exchange.keeps_any
+        return bool(self._fresh) and self._room > 0
 
     @property
     def _room(self) -> int:
@@ -243,7 +325,7 @@ class Traffic:
         if not self._is_open:
             greeting, self._greeted = not self._greeted, True
             return _encode(Orders()) if greeting else None
-        computes = bool(plan.steady or plan.rows)
+        computes = bool(plan.steady or plan.rows) and self._loads_any  # who only prefills keeps nobody's stream waiting
         budget = min(self._room, self._settings.step_bytes) if computes else self._room
         reads: list[Order] = []
         writes: list[Order] = []
@@ -259,19 +341,22 @@ class Traffic:
             if (stored := self._store(key)) is not None:
                 writes.append(self._begin(stored))
                 budget -= stored.num_bytes
+        if self._exchange is not None:
+            self._exchange.let_go(self._fresh, writes=self._writing.may_ask(plan.step))
         drops, self._drops = self._drops, []
-        return _encode(Orders(reads, writes, drops)) if reads or writes or drops else None
+        return _encode(Orders(reads, writes, drops, self._version)) if reads or writes or drops else None
 
     def _store(self, key: BlockKey) -> Move | None:
         """Return the move of a block that is still cached and that there is room for, kept until it is done."""
         group, pool = key.group, self._kv.pools[self._kv.layout.groups[key.group].pool]
         block = pool.find(group).get(key.key)
-        if block is None or not self._admit(key):
+        name = self._name(*key)
+        if block is None or not self._admit(name):
             return None
-        move = self._move(key, block, None)
+        move = self._move(name, block, None, self._writing)
         tables: list[list[int]] = [[] for _ in self._sizes]
         tables[group].append(block)
-        self._scheduler.keep(_kept(move), tables)
+        self._scheduler.keep(self._kept(move), tables)
         return move
 
     def _admit(self, key: BlockKey) -> bool:
@@ -302,13 +387,26 @@ class Traffic:
         elif isinstance(told, Found):
             self._take_found(told.keys)
         elif isinstance(told, Late):
-            self._take_late(told.ids)
+            self._take_late(told)
+        elif isinstance(told, Refilled):
+            self._take_refilled(told)
         else:
             for each in told.ids:
-                self._take_moved(each, told.errors.get(each, ""))
-        if not self._reading.may_ask(self._kv.issued + 1):
-            while self._reads:
-                load, move = self._reads.popleft()
+                error = told.errors.get(each, "")
+                if (stuck := self._given_up.pop((told.rank, each), None)) is not None:
+                    stuck.ended(each, error, self._kv.issued)
+                else:
+                    self._take_moved(each, error)
+        if self._reads:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody waits for whoever is left alone for a while."""
+        reads, self._reads = self._reads, deque()
+        for load, move in reads:
+            if move.trouble.may_ask(self._kv.issued + 1):
+                self._reads.append((load, move))
+            else:
                 self._read_ended(load, move.order.key, "its connector is left alone for a while")
 
     def _take_found(self, keys: Sequence[BlockKey]) -> None:
@@ -320,16 +418,27 @@ class Traffic:
             if not self._directory.holds(key) and self._admit(key):
                 self._directory.stored(key)
 
-    def _take_late(self, ids: Sequence[int]) -> None:
-        late = [each for each in ids if each in self._moves]
-        if late:
-            for trouble, is_read in ((self._reading, True), (self._writing, False)):
-                trouble.late(
-                    [each for each in late if (self._moves[each].load is not None) == is_read], self._kv.issued
-                )
-            for load in [load for each in late if (load := self._moves[each].load) is not None]:
-                load.error = load.error or "it takes longer than timeout_s"
-                self._go_on(load)
+    def _take_refilled(self, told: Refilled) -> None:
+        """From here on blocks have other names; the first rank says which."""
+        if told.rank == 0:
+            self._version, self._domain = told.version, told.domain
+            self._fresh.clear()
+            reads, self._reads = self._reads, deque()
+            for load, move in reads:
+                self._read_ended(load, move.order.key, OTHER_WEIGHTS)
+
+    def _take_late(self, told: Late) -> None:
+        """The rank has given these up: nobody waits for them, and their blocks are free as if they had failed."""
+        late = [self._moves[each] for each in told.ids if each in self._moves]
+        for trouble in dict.fromkeys(move.trouble for move in late):
+            trouble.late([move.order.id for move in late if move.trouble is trouble], self._kv.issued)
+        for move in late:
+            move.is_late = True
+            self._given_up[told.rank, move.order.id] = move.trouble
+            if move.load is not None:
+                move.load.error = move.load.error or "it takes longer than timeout_s"
+                self._go_on(move.load)
+            self._take_moved(move.order.id, "it takes longer than timeout_s")
 
     def _take_moved(self, id_: int, error: str) -> None:
         move = self._moves[id_]
@@ -339,8 +448,10 @@ class Traffic:
             return
         del self._moves[id_]
         self._bytes_under_way -= move.num_bytes
-        trouble = self._writing if move.load is None else self._reading
-        trouble.ended(id_, move.error, self._kv.issued)
+        if move.error == OTHER_WEIGHTS:
+            move.trouble.dropped(id_)
+        elif not move.is_late:  # then its rank is stuck until it says otherwise
+            move.trouble.ended(id_, move.error, self._kv.issued)
         error = move.error or ("it is not trusted any more" if move.distrusted else "")
         if move.load is not None:
             self.counts.loaded += not error
@@ -349,10 +460,10 @@ class Traffic:
         else:
             self.counts.stored += not error
             self.counts.unstored += bool(error)
-            self._scheduler.release(_kept(move))
-        if error:
+            self._scheduler.release(self._kept(move))
+        if error and (move.load is None or move.error != OTHER_WEIGHTS):
             self._lose(move.order.key)
-        elif move.load is None:
+        elif not error and move.load is None:
             self._directory.stored(move.order.key)
 
     def _read_ended(self, load: Load, key: BlockKey, error: str) -> None:
@@ -372,6 +483,7 @@ class Traffic:
         request_id, load.request_id = load.request_id, None
         del self._loads[request_id]
         if not load.error:
+            self._hit_tokens += load.end - load.position
             self._scheduler.loaded(request_id)
             return
         if self._settings.kv_load_failure_policy == "fail":
@@ -381,6 +493,5 @@ class Traffic:
         self._scheduler.recompute(request_id, load.position)
         self._scheduler.wake(request_id)
 
-
-def _kept(move: Move) -> str:
-    return f"{NAME}/{move.order.id}"
+    def _kept(self, move: Move) -> str:
+        return f"{self.name}/{move.order.id}"

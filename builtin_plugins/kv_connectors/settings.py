@@ -1,9 +1,9 @@
-"""`--kv-transfer-config` and `--kv-offloading-size`: typed, checked once. Knows no connector but by its name."""
+"""`--kv-transfer-config` and `--kv-offloading-size`: typed, checked once. Knows connectors by their names only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -14,55 +14,75 @@ T = TypeVar("T")
 FLAG: Final = "--kv-transfer-config"
 EXTRA: Final = "kv_connector_extra_config"
 SIZE_FLAG: Final = "--kv-offloading-size"
-ALIASES: Final[Mapping[str, str]] = {"OffloadingConnector": "offload"}
+MULTI: Final = "multi"
+ALIASES: Final[Mapping[str, str]] = {
+    "OffloadingConnector": "offload",
+    "ExampleConnector": "shared_storage",
+    "SharedStorageConnector": "shared_storage",
+    "MultiConnector": MULTI,
+}
 """vLLM's names of connectors that are here."""
 IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
-    "engine_id": (),
     "kv_buffer_device": ("cuda", "cpu"),
-    "kv_buffer_size": (),
-    "kv_ip": ("127.0.0.1",),
-    "kv_port": (14579,),
     "kv_rank": (0, None),
     "kv_parallel_size": (1,),
     "kv_connector_module_path": (None,),
     "enable_permute_local_kv": (False,),
 }
-"""Keys of vLLM for engines that send each other blocks, with the values that ask for nothing; none: any."""
+"""Keys of vLLM that nobody reads, with the values that ask for nothing."""
+ALONE: Final = frozenset({"offload", "disk", "shared_storage"})
+"""Connectors that know no other engine: an address means nothing to them."""
 
 
-def settings_of(config: EngineConfig) -> KVTransferConfig | None:
-    """Return the settings of a configuration; None: nothing leaves the cache. Raises `ConfigError` naming the key."""
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Settings of `multi`, which is no connector but several."""
+
+    connectors: list[dict[str, Any]]
+
+
+def tiers_of(config: EngineConfig) -> list[KVTransferConfig]:
+    """Return the settings of every tier behind the cache, the one asked first first. Raises `ConfigError` naming the key."""
     options = config.options
     given, size = dict(options.get("kv_transfer_config") or {}), options.get("kv_offloading_size")
-    if size is not None and given:
-        raise ConfigError(
-            f"{SIZE_FLAG} and {FLAG} are two connectors, and several at once are not part of this version. Leave one out."
-        )
     if options.get("kv_offloading_backend") == "lmcache":
         raise ConfigError("--kv-offloading-backend lmcache: no plugin brings it. Leave it out, or set native.")
+    tiers = []
     if size is not None:
         if not 0 < size < float("inf"):
             raise ConfigError(f"{SIZE_FLAG} {size} is no size; state the GiB of host memory, more than 0.")
-        given = {"kv_connector": "offload", EXTRA: {"cpu_bytes_to_use": int(size * (1 << 30))}}
-    if not given:
-        return None
-    if not config.cache.enable_prefix_caching:
+        tiers.append(KVTransferConfig("offload", kv_connector_extra_config={"cpu_bytes_to_use": int(size * (1 << 30))}))
+    if given:
+        tiers += _listed(given)
+    if tiers and not config.cache.enable_prefix_caching:
         raise ConfigError(
-            f"{SIZE_FLAG if size is not None else FLAG} needs prefix caching, by whose keys blocks are found again; "
+            f"{FLAG if given else SIZE_FLAG} needs prefix caching, by whose keys blocks are found again; "
             "leave out --no-enable-prefix-caching."
         )
-    return _read(given)
+    return tiers
+
+
+def _listed(given: Mapping[str, Any]) -> list[KVTransferConfig]:
+    """Return one connector's settings, or those that `multi` lists: what these do not say, the whole says for them."""
+    whole = _read(given)
+    if whole.kv_connector != MULTI:
+        return [whole]
+    listed = read_extra(Listed, whole).connectors
+    if not listed:
+        raise ConfigError(f"{FLAG}.{EXTRA}.connectors is empty; list the settings of one connector at least.")
+    said = {key: value for key, value in given.items() if key not in ("kv_connector", EXTRA)}
+    tiers = [_read({**said, **each}) for each in listed]
+    if any(each.kv_connector == MULTI for each in tiers):
+        raise ConfigError(f"{FLAG}.{EXTRA}.connectors: a list in a list is a list; name the connectors in one.")
+    return tiers
 
 
 def _read(given: Mapping[str, Any]) -> KVTransferConfig:
     known = {field.name for field in fields(KVTransferConfig)}
     for key, value in given.items():
         if key in IDLE:
-            if IDLE[key] and value not in IDLE[key]:
-                raise ConfigError(
-                    f"{FLAG}.{key} {value!r:.100} is for engines that send each other blocks, which are not part of this "
-                    "version. Leave it out."
-                )
+            if value not in IDLE[key]:
+                raise ConfigError(f"{FLAG}.{key} {value!r:.100} is not served: nothing here reads it. Leave it out.")
         elif key not in known:
             hint = did_you_mean(key, known)
             raise ConfigError(
@@ -72,10 +92,17 @@ def _read(given: Mapping[str, Any]) -> KVTransferConfig:
     if not values.get("kv_connector"):
         raise ConfigError(f'{FLAG} needs the name of a connector, such as {{"kv_connector": "offload"}}.')
     settings = read_fields(KVTransferConfig, values, FLAG)
+    settings = replace(settings, kv_connector=ALIASES.get(settings.kv_connector, settings.kv_connector))
     for key in ("step_bytes", "most_bytes_under_way", "timeout_s"):
         if not 0 < getattr(settings, key) < float("inf"):
             raise ConfigError(f"{FLAG}.{key} must be more than 0, not {getattr(settings, key)!r}.")
-    return replace(settings, kv_connector=ALIASES.get(settings.kv_connector, settings.kv_connector))
+    for key in ("kv_ip", "kv_port"):
+        value = getattr(settings, key)
+        if settings.kv_connector in ALONE and value != getattr(KVTransferConfig("none"), key):
+            raise ConfigError(
+                f"{FLAG}.{key} {value!r:.100} is for connectors between engines. Leave it out, or name tcp."
+            )
+    return settings
 
 
 def read_extra(kind: type[T], settings: KVTransferConfig) -> T:

@@ -41,6 +41,10 @@ class Trouble:
             self._stuck.update(ids)
             self._failed("it takes longer than timeout_s", step, PATIENCE)
 
+    def dropped(self, id_: int) -> None:
+        """An order was called off: that says nothing of it."""
+        self._stuck.discard(id_)
+
     def ended(self, id_: int, error: str, step: int) -> None:
         """It is done with an order."""
         self._stuck.discard(id_)

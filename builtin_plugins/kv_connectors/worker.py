@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -10,9 +11,20 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.kv_connectors.blocks import CacheBlocks, fingerprint_of, seal_of
-from builtin_plugins.kv_connectors.lanes import Lane
-from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Moved, Opened, Order, Orders, Told
+from builtin_plugins.kv_connectors.blocks import CacheBlocks, facts_of, fingerprint_of, seal_of
+from builtin_plugins.kv_connectors.lanes import Claim, Lane
+from builtin_plugins.kv_connectors.messages import (
+    NAME,
+    OTHER_WEIGHTS,
+    Found,
+    Late,
+    Moved,
+    Opened,
+    Order,
+    Orders,
+    Refilled,
+    Told,
+)
 from core.api import BlockKey, EngineConfig, KVConnector, KVTransferConfig, ModelError, StoreParts
 from core.contracts.scheduling import LoadedParts, WorkerParts
 from core.spec.kv import CrossAttention
@@ -33,15 +45,16 @@ class Damaged(Exception):
 class Mover:
     """Obeys the half beside the scheduler, and tells it what has become of each order."""
 
-    name = NAME
-
-    def __init__(self, connector: KVConnector, settings: KVTransferConfig) -> None:
+    def __init__(self, connector: KVConnector, settings: KVTransferConfig, name: str = NAME) -> None:
+        self.name = name
         self._connector, self._settings = connector, settings
         self._lanes: tuple[Lane, ...] = ()
         self._ended = threading.Event()
         self._asked_s: float | None = None
         """When the other half first said something, by the monotonic clock."""
         self._is_open = False
+        self._version = 0
+        """How often the weights were filled again since the start."""
         self._unsurveyed = 0
         """Bytes written since the store was looked through."""
 
@@ -63,12 +76,13 @@ class Mover:
         """Open the store. Raises `ConfigError` where it cannot work."""
         group, pipeline, layout = parts.group, parts.pipeline, parts.layout
         self._rank, num_ranks = pipeline.rank * group.size + group.rank, pipeline.size * group.size
-        fingerprint = fingerprint_of(parts.config, layout, self._backend, parts.device, self._rank, num_ranks)
+        facts = facts_of(parts.config, layout, self._backend, parts.device, self._rank, num_ranks)
         self._outgoing, self._incoming = CacheBlocks(layout, parts.memory), CacheBlocks(layout, parts.memory)
         self._block_bytes = self._outgoing.block_bytes
         self._send = parts.tell
-        store_parts = StoreParts(layout, self._rank, num_ranks, fingerprint, self._block_bytes)
-        self._store = self._connector.store(store_parts)
+        self._model, self._times_filled = parts.model, _times_filled(parts.model)
+        store_parts = StoreParts(layout, self._rank, num_ranks, fingerprint_of(facts), self._block_bytes, facts)
+        self._store: Any = self._connector.store(store_parts)
         directory = self._connector.directory(layout, group.size)
         self._survey_bytes = int(directory.most_bytes * SURVEY_SHARE)
         self._reads = Lane("kv-read", self._read, self._moved)
@@ -78,15 +92,24 @@ class Mover:
 
     def begin(self, payload: bytes | None) -> None:
         """Take what begins with a step; with the first of it the store is looked through."""
+        if (version := _times_filled(self._model) - self._times_filled) != self._version:
+            self._version = version
+            self._tell(Refilled(self._rank, version, os.urandom(16)))
         if payload is not None:
             if self._asked_s is None:
                 self._asked_s = time.monotonic()
                 self._writes.put([], self._open)
-            orders = _decode(payload)
-            if orders.reads:
-                self._reads.put(orders.reads)
-            if orders.writes or orders.drops:
-                self._writes.put(orders.writes, lambda: self._drop(orders.drops))
+            self._obey(_decode(payload))
+
+    def _obey(self, orders: Orders) -> None:
+        if orders.version != self._version:
+            refused = [*orders.reads, *orders.writes]
+            self._moved(refused, dict.fromkeys((order.id for order in refused), OTHER_WEIGHTS))
+            orders = Orders(drops=orders.drops)
+        if orders.reads:
+            self._reads.put(orders.reads)
+        if orders.writes or orders.drops:
+            self._writes.put(orders.writes, lambda: self._drop(orders.drops))
 
     def close(self) -> None:
         """Let the threads do what they have, for a moment, and end them."""
@@ -123,18 +146,26 @@ class Mover:
             except Exception:
                 log.exception("the KV connector %s cannot drop a block", self._settings.kv_connector)
 
-    def _write(self, order: Order) -> None:
-        with self._outgoing.read(order.key.group, order.block) as block:
-            self._store.write(order.key, block, seal_of(order.key, block, self._store.seal))
+    def _write(self, order: Order, claim: Claim) -> None:
+        with claim():
+            block = self._outgoing.look(order.key.group, order.block)
+            seal = seal_of(order.key, block, self._store.seal)
+        # From here on it may be given up and its block be somebody else's: then it does not fit its seal.
+        self._store.write(order.key, block, seal)
         self._unsurveyed += self._block_bytes[order.key.group]
         if self._unsurveyed > self._survey_bytes:
             self._survey()
 
-    def _read(self, order: Order) -> None:
-        with self._incoming.fill(order.key.group, order.block) as block:
+    def _read(self, order: Order, claim: Claim) -> None:
+        block = self._incoming.staging(order.key.group)
+        if order.source:
+            seal = self._store.fetch(order.source, order.key, block)
+        else:
             seal = self._store.read(order.key, block)
-            if seal != seal_of(order.key, block, self._store.seal):
-                raise Damaged("what was read is not what was written")
+        if seal != seal_of(order.key, block, self._store.seal):
+            raise Damaged("what was read is not what was written")
+        with claim():
+            self._incoming.put(order.key.group, order.block)
 
     def _moved(self, orders: Sequence[Order], errors: dict[int, str]) -> None:
         if orders:
@@ -152,3 +183,8 @@ class Mover:
 
     def _tell(self, told: Told) -> None:
         self._send(_encode(told))
+
+
+def _times_filled(model: Any) -> int:
+    """Return what models say whose weights can be written again."""
+    return int(getattr(model, "times_filled", 0))

@@ -19,7 +19,9 @@ UNSERVED: Final[Mapping[str, Unserved]] = {
     "multi_modal_uuids": Unserved(_MEDIA),
     "mm_processor_kwargs": Unserved(_MEDIA),
     "prompt_embeds": Unserved(_EMBEDDINGS),
-    "kv_transfer_params": Unserved("is for engines that send each other blocks, which are not part of this version"),
+    "kv_transfer_params": Unserved(
+        "is for engines that send each other blocks: start them with a connector that does, such as tcp"
+    ),
     "token_type_ids": Unserved("is not read; for pairs of texts, which are scored, the engine makes them"),
     "tokenization_kwargs": Unserved(
         "is not read: texts are tokenized as the model's tokenizer says. To cut them set truncate_prompt_tokens"

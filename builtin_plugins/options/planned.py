@@ -64,7 +64,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Moving weights and caches out of device memory": {
         "swap_space": (float, 4.0),
         "cpu_offload_gb": (float, 0.0),
-        "kv_events_config": (Json | None, None),
     },
     "Graph capture and compilation": {
         "cudagraph_capture_sizes": (list[int] | None, None),
@@ -127,8 +126,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     },
     "Tracing, profiling and further metrics": {
         "show_hidden_metrics_for_version": (Text, None),
-        "kv_cache_metrics": (bool, False),
-        "kv_cache_metrics_sample": (float, 0.01),
         "enable_layerwise_nvtx_tracing": (bool, False),
         "enable_mfu_metrics": (bool, False),
     },

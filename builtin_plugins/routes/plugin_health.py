@@ -10,7 +10,7 @@ Faults = Mapping[str, Sequence[Any]]
 
 
 def plugin_health(loaded: Sequence[Any], sinks: Sequence[Any], faults: Iterable[Faults]) -> list[dict[str, Any]]:
-    """Return the plugins in their order; `faults` has those of each process."""
+    """Return the plugins in their order; `faults` has those of each process, what sinks of its have raised included."""
     found: dict[str, list[tuple[int, str]]] = {}
     for process in faults:
         for name, (count, error) in process.items():
@@ -18,7 +18,7 @@ def plugin_health(loaded: Sequence[Any], sinks: Sequence[Any], faults: Iterable[
     shown = []
     for ref in loaded:
         ill = [guarded for guarded in sinks if guarded.owner == str(ref) and guarded.faults]
-        known = [(guarded.faults, str(guarded.last_error)) for guarded in ill] + found.get(ref.name, [])
+        known = found.get(ref.name) or [(guarded.faults, str(guarded.last_error)) for guarded in ill]
         shown.append(
             {
                 "name": ref.name,

@@ -8,7 +8,17 @@ from core.contracts.admission import AdmissionExtension, Draft, Edge
 from core.contracts.attention import AttentionBackend, AttentionInputs, AttentionParams, ForwardBatch
 from core.contracts.clients import Client, EngineStatus, Listener, Running
 from core.contracts.grammar import Grammar, GrammarBackend, GrammarState, Vocabulary
-from core.contracts.kv_connectors import BlockKey, KVConnector, KVDirectory, KVStore, KVTransferConfig, StoreParts
+from core.contracts.kv_connectors import (
+    BlockKey,
+    KVConnector,
+    KVDirectory,
+    KVStore,
+    KVTransferConfig,
+    RemoteKVConnector,
+    RemoteKVDirectory,
+    RemoteKVStore,
+    StoreParts,
+)
 from core.contracts.models import (
     Architecture,
     BuildContext,
@@ -99,6 +109,9 @@ __all__ = [
     "QueuedRequest",
     "ReasoningFormat",
     "Registry",
+    "RemoteKVConnector",
+    "RemoteKVDirectory",
+    "RemoteKVStore",
     "RequestStats",
     "RouteGroup",
     "Runner",

@@ -93,7 +93,12 @@ class AttentionBackend(Protocol):
     """
 
     graph_support: str
-    """"none", "decode" or "full": which steps a captured graph may hold."""
+    """"none", "decode" or "full": which steps a captured graph may hold.
+
+    A graph finds what it reads of a step at the same places each time. So a plan has, unless this is "none", a method
+    `kept(max_len)`, which returns the plan in memory of its own with room for sequences so long, and that one
+    `take(plan)`, which copies the numbers of another step of as many sequences there.
+    """
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return the shape of one layer's cache, blocks first.

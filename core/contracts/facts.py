@@ -11,9 +11,13 @@ OF_PLATFORMS: Final[Mapping[str, str]] = MappingProxyType(
         "device": "the platform's device, such as `cpu`",
         "machine": "the processor's architecture, such as `x86_64`",
         "isa": "instruction sets, such as `avx2`: a set, of which one that is wanted must be there",
+        "triton": "of GPUs: true where Triton can be imported, which compiles kernels for them",
+        "kind": "of GPUs: the platform's name, such as `cuda`",
+        "capability": "of GPUs of NVIDIA: ten times the compute capability, such as 90",
+        "float8": "of GPUs of NVIDIA: true where eight-bit floats are multiplied",
     }
 )
-"""What the builtin platform states; `Platform.facts` of a plugin's may state more."""
+"""What the builtin platforms state; `Platform.facts` of a plugin's may state more."""
 OF_MODELS: Final[Mapping[str, str]] = MappingProxyType({"dtype": "of the model: `float32`, `bfloat16`, `float16`"})
 OF_ATTENTION: Final[Mapping[str, str]] = MappingProxyType(
     {

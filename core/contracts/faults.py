@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def faults_of(registry: Registry) -> Mapping[str, tuple[int, str]]:
     """Return for each plugin that has raised something how often it has, and the last exception in words.
 
-    What a metric sink raises is counted with the sink. A plugin that raises what its contract says has done nothing wrong.
+    A plugin that raises what its contract says has done nothing wrong.
     """
     found: Mapping[str, tuple[int, str]] = registry.shared("faults", dict)
     return dict(found)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from core.contracts.registry import Registry
+    from core.contracts.spreads import Spread
 
 Say = Callable[[], Mapping[str, str]]
 """Returns label values, a moment's work; called where the feature's half beside the scheduler is, between two steps."""
@@ -14,6 +15,10 @@ Say = Callable[[], Mapping[str, str]]
 
 Count = Callable[[], Mapping[str, float]]
 """Returns numbers by the name of their metric, likewise; those of names that end with `_total` never fall."""
+
+
+Spreads = Callable[[], Mapping[str, "Spread"]]
+"""Returns histograms by the name of their metric, likewise."""
 
 
 def infos_of(registry: Registry) -> dict[str, Say]:
@@ -25,4 +30,10 @@ def infos_of(registry: Registry) -> dict[str, Say]:
 def numbers_of(registry: Registry) -> dict[str, Count]:
     """Return who is asked for numbers there, by feature; features add to it."""
     made: dict[str, Count] = registry.shared("numbers", dict)
+    return made
+
+
+def spreads_of(registry: Registry) -> dict[str, Spreads]:
+    """Return who is asked for histograms there, by feature; features add to it."""
+    made: dict[str, Spreads] = registry.shared("spreads", dict)
     return made

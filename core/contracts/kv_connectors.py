@@ -50,6 +50,14 @@ class KVTransferConfig:
     """Bytes that may be on their way at once, on each rank; the blocks they are of are nobody else's meanwhile."""
     timeout_s: float = 30.0
     """A request that has waited so long for blocks is computed without them."""
+    engine_id: str = ""
+    """This engine's name among others; empty: one is made up."""
+    kv_ip: str = "127.0.0.1"
+    """Where other engines find this one; like the next two for connectors between engines."""
+    kv_port: int = 14579
+    """Of the first rank; the others have those behind it."""
+    kv_buffer_size: float = 1e9
+    """Bytes of host memory for blocks that other engines may fetch, of all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class StoreParts:
     """The same, as hexadecimal digits, wherever bytes of a block mean the same; the rank is part of it."""
     block_bytes: Sequence[int]
     """What a block has on this rank, by KV group."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the fingerprint stands for, by names that users know: JSON."""
 
 
 class KVStore(Protocol):
@@ -127,6 +137,7 @@ class KVConnector(Protocol):
     """Target of an entry of kind `kv_connectors`; constructed wherever one of its halves is, with
     (config, settings): the `EngineConfig` and the `KVTransferConfig`.
 
+    Optional: `medium`, what its blocks are said to lie in ("CPU"); without it, the connector's name.
     Raises `ConfigError` for settings it does not know or cannot serve, naming them.
     """
 
@@ -142,3 +153,34 @@ class KVConnector(Protocol):
 
     def host_bytes(self, model: Model, config: EngineConfig) -> int:
         """Return what it takes of this rank's memory, at most."""
+
+
+class RemoteKVStore(KVStore, Protocol):
+    """The half on a rank of a connector between engines."""
+
+    def fetch(self, source: bytes, key: BlockKey, block: Block) -> bytes:
+        """Read a block from where the half beside the scheduler says it is (`RemoteKVDirectory.source`)."""
+
+
+class RemoteKVDirectory(KVDirectory, Protocol):
+    """The half beside the scheduler of a connector between engines."""
+
+    def offer(self, blocks: Sequence[int]) -> Mapping[str, Any]:
+        """Return what another engine is told (`kv_transfer_params`, JSON) to go on with a request whose full blocks are
+        these, in the first KV group by position: all of them are stored here, or about to be."""
+
+    def expect(self, request_id: str, keys: Iterable[BlockKey], params: Mapping[str, Any]) -> None:
+        """Hold, until `forget`, what another engine has offered by these parameters, which were checked."""
+
+    def forget(self, request_id: str) -> None:
+        """Nobody waits for what was expected for a request; it may be unknown."""
+
+    def source(self, key: BlockKey) -> bytes:
+        """Return where a block is that is held: what stores are told in `fetch`. Empty: in the stores themselves."""
+
+
+class RemoteKVConnector(KVConnector, Protocol):
+    """A connector between engines."""
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Raise `InvalidRequest` for an offer (`kv_transfer_params`) that no engine has made that this one may ask."""

@@ -98,7 +98,8 @@ class Model(Protocol):
     """A built model, or one stage of it, as the runner drives it (a `torch.nn.Module`).
 
     Optional: `update_weights(tensors)`, which fills some parameters again in the memory they have, and changes nothing
-    where a name is unknown or a shape is wrong.
+    where a name is unknown or a shape is wrong; then `times_filled` says how often parameters were filled, so that what
+    was computed with others is told apart.
     """
 
     vocab_size: int

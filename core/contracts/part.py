@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from core.errors import ModelError
@@ -48,6 +48,14 @@ class Part:
         """Shape of a plain weight, as it is stored."""
         sizes = self.out_features, self.in_features
         return (*([self.num_experts] if self.num_experts else []), *(sizes[::-1] if self.transposed else sizes))
+
+    def blocks(self, rows: int) -> Iterator[Part]:
+        """Yield it in parts of so many output rows at most, in the layer's order."""
+        for source, target in self.pieces:
+            for at in range(0, source.stop - source.start, rows):
+                count = min(rows, source.stop - source.start - at)
+                own = slice(source.start + at, source.start + at + count)
+                yield replace(self, pieces=((own, slice(target.start + at, target.start + at + count)),))
 
     def rows(self, tensor: torch.Tensor, axis: int = 0, per: int = 1) -> torch.Tensor:
         """Return this rank's output rows, which lie along `axis`, in the layer's order; a view where they lie together.

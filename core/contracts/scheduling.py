@@ -179,6 +179,9 @@ class SchedulerExtension(Protocol):
         Raise an `EngineError` to refuse it: the caller gets that, and the worker halves nothing.
         """
 
+    def close(self) -> None:
+        """End whatever works beside the scheduler: nothing else is called any more. May be called twice."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedParts:

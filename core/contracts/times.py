@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Blame = AbstractContextManager[Any]
+NOBODY: Final[Blame] = nullcontext()
 EVERY: Final = 16
 """Of how many short calls one is timed, on average."""
 LONG_S: Final = 100e-6
@@ -40,15 +43,18 @@ class Times:
         """Return the seconds that each plugin has taken, as far as its calls are timed."""
         return dict(self._seconds)
 
-    def around(self, plugin: str, made: T) -> T:
-        """Return an object of a plugin's with its methods timed; in all else it is that object."""
-        return cast(T, _Timed(self, plugin, made))
+    def around(self, plugin: str, made: T, blame: Blame = NOBODY) -> T:
+        """Return an object of a plugin's with its methods timed; in all else it is that object.
 
-    def timed(self, plugin: str, call: Callable[..., T]) -> Callable[..., T]:
+        What they raise comes through `blame`, which may name the plugin.
+        """
+        return cast(T, _Timed(self, plugin, made, blame))
+
+    def timed(self, plugin: str, call: Callable[..., T], blame: Blame = NOBODY) -> Callable[..., T]:
         """Return a function with the time of its calls counted for a plugin."""
         self._seconds.setdefault(plugin, 0.0)
         if inspect.iscoroutinefunction(call):
-            return cast("Callable[..., T]", self._awaited(plugin, call))
+            return cast("Callable[..., T]", self._awaited(plugin, call, blame))
         clock, left, stands_for = self._clock, 1, 1
 
         @wraps(call, updated=())
@@ -56,11 +62,16 @@ class Times:
             nonlocal left, stands_for
             left -= 1
             if left:
-                return call(*arguments, **keywords)
+                try:  # which costs nothing; entering `blame` would
+                    return call(*arguments, **keywords)
+                except Exception:
+                    with blame:
+                        raise
             calls, left, stands_for = stands_for, 1, 1  # whoever calls meanwhile, from another thread, is timed, too
             begun_s = clock()
             try:
-                return call(*arguments, **keywords)
+                with blame:
+                    return call(*arguments, **keywords)
             finally:
                 took_s = clock() - begun_s
                 self._seconds[plugin] += took_s * calls
@@ -68,12 +79,13 @@ class Times:
 
         return called
 
-    def _awaited(self, plugin: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _awaited(self, plugin: str, call: Callable[..., Any], blame: Blame) -> Callable[..., Any]:
         @wraps(call, updated=())
         async def called(*arguments: Any, **keywords: Any) -> Any:
             begun_s = self._clock()
             try:
-                return await call(*arguments, **keywords)
+                with blame:
+                    return await call(*arguments, **keywords)
             finally:
                 self._seconds[plugin] += self._clock() - begun_s
 
@@ -83,8 +95,8 @@ class Times:
 class _Timed:
     """Stands for an object; each of its methods is looked up and wrapped once."""
 
-    def __init__(self, times: Times, plugin: str, made: Any) -> None:
-        self._times, self._plugin, self._made = times, plugin, made
+    def __init__(self, times: Times, plugin: str, made: Any, blame: Blame) -> None:
+        self._times, self._plugin, self._made, self._blame = times, plugin, made, blame
 
     @property
     def __class__(self) -> type[Any]:  # who asks whether it is of some class asks about the object
@@ -98,6 +110,6 @@ class _Timed:
         found = getattr(self._made, name)
         if not inspect.ismethod(found):
             return found
-        timed = self._times.timed(self._plugin, found)
+        timed = self._times.timed(self._plugin, found, self._blame)
         setattr(self, name, timed)
         return timed

@@ -15,7 +15,7 @@ from core.engine.front import Front, connect, load_from_kwargs, load_sinks, serv
 from core.engine.mailbox import Mailbox
 from core.engine.output import OutputProcessor
 from core.engine.sinks import Meter
-from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout
+from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout, shown
 from core.step import EngineRequest, RequestDelta, StepNews
 from core.text.prompts import Prompt
 from core.text.reading import Reading
@@ -276,7 +276,7 @@ class AsyncLLM:
 
     def _fail_all(self, error: BaseException) -> None:
         for mailbox in self._mailboxes.values():
-            mailbox.fail(EngineDead(f"the engine has stopped: {error}"))
+            mailbox.fail(EngineDead(f"the engine has stopped: {shown(error)}"))
         self._mailboxes.clear()
 
     # --- state

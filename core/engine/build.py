@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.contracts import Executor, ModelSource, SchedulingPolicy
-from core.contracts.construct import construct
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
@@ -43,6 +43,8 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
     config, source = resolved.config, resolved.source
     stage("loading the model")
     executor = load(registry, "executors", config.parallel.distributed_executor_backend)(config, registry, source)
+    soon: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    executor.told = lambda name, data: soon.put(("tell", name, data))  # by workers that are not driven yet
     try:
         info = executor.start()
         beside = any(isinstance(layer.spec, CrossAttention) for layer in info.layers)
@@ -52,7 +54,8 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
         stage("allocating the KV cache")
         config, layout = fit_memory(config, info, cut_context=not resolved.context_is_chosen)
         executor.allocate(layout)
-        core = _make_core(config, registry, source, executor, layout, pools=info.pooling is not None)
+        scheduler = _make_scheduler(config, registry, source, executor, layout, pools=info.pooling is not None)
+        core = EngineCore(scheduler, executor, soon, max_waiting=config.scheduler.max_waiting)
     except BaseException:
         executor.shutdown()
         raise
@@ -70,9 +73,9 @@ def build(resolved: Resolved, registry: Registry, stage: Callable[[str], None] =
     return Built(core, config, info)
 
 
-def _make_core(
+def _make_scheduler(
     config: EngineConfig, registry: Registry, source: ModelSource, executor: Executor, layout: KVLayout, *, pools: bool
-) -> EngineCore:
+) -> Scheduler | Journal:
     section = config.scheduler
     kv = KVManager(layout, prefix_caching=config.cache.enable_prefix_caching, identity=source.identity)
     limits = SchedulerLimits(
@@ -85,11 +88,10 @@ def _make_core(
     )
     policy: SchedulingPolicy | None = None
     if registry.entries("scheduling_policies") or section.scheduling_policy != "fcfs":
-        policy = construct(load(registry, "scheduling_policies", section.scheduling_policy), config)
+        policy = registry.make(registry.choose("scheduling_policies", section.scheduling_policy), config)[0]
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
-    driven = scheduler if section.journal is None else Journal(section.journal, scheduler)
-    return EngineCore(driven, executor, max_waiting=section.max_waiting)
+    return scheduler if section.journal is None else Journal(section.journal, scheduler)
 
 
 def load(registry: Registry, kind: str, wanted: str | None) -> Any:

@@ -35,10 +35,12 @@ class EngineCore:
         self,
         scheduler: Scheduler | Journal,
         executor: Executor,
+        soon: queue.SimpleQueue[tuple[Any, ...]],
         *,
         max_waiting: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`soon`: methods of the scheduler to call, with what they are given; the executor may have put some there already."""
         self.scheduler = scheduler
         self.num_steps = 0
         self.observe: Callable[[StepStats], None] | None = None
@@ -49,8 +51,7 @@ class EngineCore:
         """True after a step that found nothing to do although requests wait (for a wake-up of an extension)."""
         self.nudge: Callable[[], None] = lambda: None
         """Called, from any thread, when there is something to do again."""
-        self._soon: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        """Methods of the scheduler to call, with what they are given."""
+        self._soon = soon
         scheduler.soon = self._call_soon
         self.executor = executor
         executor.told = partial(self._call_soon, "tell")
@@ -202,7 +203,7 @@ class EngineCore:
             except Exception:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
-        message = error.told if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        message = error.told(None) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         return self.scheduler.fail_in_flight(message)
 
     def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:

@@ -24,7 +24,7 @@ from core.types.keywords import Names
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import ChatRenderer, Client, Listener, ModelSource, Runner
+    from core.contracts import Client, Listener, ModelSource, Runner
     from core.engine.core import EngineCore
     from core.step import WorkerInfo
 
@@ -124,11 +124,12 @@ def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> 
     if config.model.skip_tokenizer_init:
         return Renderer(None, None)
     mode = config.model.tokenizer_mode
-    tokenizer = load(registry, "tokenizers", source.tokenizer if mode == "auto" else mode)(source, config)
-    chat: ChatRenderer | None = None
-    if tokenizer is not None and registry.entries("chat_renderers"):
-        chat = registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0]
-    return Renderer(tokenizer, chat)
+    encoding = registry.choose("tokenizers", (source.tokenizer or mode) if mode == "auto" else mode)
+    tokenizer = registry.load(encoding)(source, config)
+    if tokenizer is None or not registry.entries("chat_renderers"):
+        return Renderer(tokenizer, None)
+    chat = registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0]
+    return Renderer(tokenizer, chat, registry.blame(encoding))
 
 
 def load_sinks(config: EngineConfig, registry: Registry) -> Sinks:

@@ -38,14 +38,15 @@ class Guarded:
     quarantined: bool = False
     """It failed too often to be called again."""
 
-    def failed(self, method: str, error: str) -> None:
-        """Count a fault."""
+    def failed(self, method: str, error: Exception) -> None:
+        """Count a fault; the first is logged, and that of which it is called no more."""
         self.faults += 1
         self.in_a_row[method] = self.in_a_row.get(method, 0) + 1
         self.quarantined = self.in_a_row[method] >= MAX_FAULTS
-        self.last_error = error
-        action = "quarantined" if self.quarantined else "skipped"
-        log.warning("metric sink %r of %s failed and is %s: %s", self.name, self.owner, action, error)
+        cause = error.__cause__ or error
+        self.last_error = f"{type(cause).__name__}: {cause}"
+        if self.faults == 1 or self.quarantined:
+            log.warning("metric sink %r is %s: %s", self.name, "quarantined" if self.quarantined else "skipped", error)
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Sinks:
                 method(what)
                 guarded.in_a_row.pop(name, None)
             except Exception as error:  # noqa: BLE001 - a side effect: counted, named, quarantined, never fatal
-                guarded.failed(name, f"{type(error).__name__}: {error}")
+                guarded.failed(name, error)
 
     def faults(self) -> Iterable[dict[str, Any]]:
         """Yield what `/health` shows of sinks that failed."""

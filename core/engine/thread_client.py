@@ -17,7 +17,7 @@ from core.contracts.clients import EngineStatus, Listener, Running
 from core.engine.build import build
 from core.engine.core import EngineCore
 from core.engine.resolve import resolve
-from core.errors import EngineDead
+from core.errors import EngineDead, shown
 from core.plugin import Registry
 from core.step import EngineRequest, RequestDelta
 
@@ -64,7 +64,7 @@ class ThreadClient:
     def status(self) -> EngineStatus:
         """Say how the engine is; its silence is that of the executor's processes."""
         if self._error is not None or not self._thread.is_alive():
-            return EngineStatus("dead", str(self._error or "shut down"))
+            return EngineStatus("dead", shown(self._error or EngineDead("shut down")))
         if not self._running.done():
             return EngineStatus("starting")
         since_s = self._stepping_since_s
@@ -152,4 +152,6 @@ class ThreadClient:
             except queue.Empty:
                 return
             if future.set_running_or_notify_cancel():
-                future.set_exception(EngineDead(f"the engine has stopped: {self._error or 'shut down'}"))
+                future.set_exception(
+                    EngineDead(f"the engine has stopped: {shown(self._error or EngineDead('shut down'))}")
+                )

@@ -135,6 +135,7 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
+        self._scheduler.close()
 
     def _recorded(self, kind: Kind, data: object, answer: T) -> T:
         self._record(kind, data)

@@ -206,6 +206,11 @@ class Decoder(nn.Module):
         """Fill some parameters again, in place. Raises `ModelError`, nothing changed, for unknown and misshapen ones."""
         self.weights.update(tensors)
 
+    @property
+    def times_filled(self) -> int:
+        """How often parameters were filled: what was cached before the last time is of other weights."""
+        return self.weights.times_filled
+
     def _complete(self) -> None:
         """Compute what no checkpoint holds, once its tensors are in."""
         for rotary in self._rotaries:

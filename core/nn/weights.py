@@ -36,6 +36,8 @@ class WeightMap:
     """Checkpoint names and their slots. A map may hold others, each under a prefix and with renaming of its own."""
 
     def __init__(self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()) -> None:
+        self.times_filled = 0
+        """Each time, what was computed with the weights means something else."""
         self._slots: dict[str, Slot] = {}
         self._instead: dict[str, tuple[Mapping[str, Slot], Sequence[str]]] = {}
         self._shared: dict[str, Any] = {}
@@ -99,6 +101,7 @@ class WeightMap:
         faults.check(waiting)
         for call in (*touched, *self._calls_at_end()):
             call()
+        self.times_filled += 1
 
     def update(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Fill some of the slots again, in the memory they have.
@@ -110,6 +113,7 @@ class WeightMap:
         faults.check(())
         for call in _fill(matched):
             call()
+        self.times_filled += 1
 
     def _all_slots(self) -> dict[str, Slot]:
         """Return our slots and those of the maps we hold, by whole names."""

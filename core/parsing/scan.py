@@ -177,6 +177,10 @@ class Scan(Source):
         """Show as content what the prompt has of the answer."""
         self._shown.say(text, Text)
 
+    def think(self, text: str) -> None:
+        """Show as reasoning a text that was read otherwise."""
+        self._shown.say(text, Reasoning)
+
     def apart(self, text: str) -> None:
         """Let content that comes stand apart by a text from that before it."""
         self._shown.apart(text)

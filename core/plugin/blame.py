@@ -23,7 +23,6 @@ class Blame(ContextDecorator):
     """What was being done: "failed in hook engine_models", "cannot be imported"."""
     process: str
     seldom: Seldom
-    request: str | None = None
 
     def __enter__(self) -> Blame:
         return self
@@ -33,18 +32,17 @@ class Blame(ContextDecorator):
         if isinstance(error, (Exception, SystemExit)) and not isinstance(error, EngineError):
             raise self._named(error) from error
 
-    def told(self, error: Exception) -> str:
+    def told(self, error: Exception, request: str | None) -> str:
         """Return what the client of a request is told of an error in it; the rest goes to the log, but not each time."""
         if isinstance(error, EngineError) and not isinstance(error, PluginError):
             return str(error)  # contracts tell plugins to raise them, for clients
         named = error if isinstance(error, PluginError) else self._named(error)
-        self.seldom.error(self.plugin.name, str(named), error)
-        return named.told
+        self.seldom.error(self.plugin.name, f"{named} Request: {request!r}.", error)
+        return named.told(request)
 
     def _named(self, error: BaseException) -> PluginError:
-        request = "" if self.request is None else f", request {self.request!r}"
         message = (
-            f"{self.plugin} {self.action} (process {self.process!r}{request}): "
+            f"{self.plugin} {self.action} (process {self.process!r}): "
             f"{type(error).__name__}: {error}. {self.plugin.way_out}"
         )
         self.seldom.count(self.plugin.name, f"{type(error).__name__}: {error}")

@@ -67,9 +67,9 @@ class Hooks:
         """Return the names of the hooks a plugin implements."""
         return sorted(caller.name for caller in self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or ())
 
-    def blame(self, ref: PluginRef, action: str, request: str | None = None) -> Blame:
+    def blame(self, ref: PluginRef, action: str) -> Blame:
         """Return the wrapper for a call into this plugin's code."""
-        return Blame(ref, action, self.process, self.seldom, request)
+        return Blame(ref, action, self.process, self.seldom)
 
     def _import(self, ref: PluginRef) -> ModuleType:
         with self.blame(ref, "cannot be imported"):

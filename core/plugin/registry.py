@@ -157,14 +157,14 @@ class Registry:
 
         Return it, and what logs an error in a request and says who is to blame.
         """
-        target = self.load(registered)
-        with self.blame(registered):
-            made = times_of(self).around(registered.plugin.name, construct(target, *arguments))
-        return made, lambda error, request: self.blame(registered, request).told(error)
+        with self.blame(registered) as blame:
+            made = times_of(self).around(registered.plugin.name, construct(self.load(registered), *arguments), blame)
+        return made, blame.told
 
     def blame(self, registered: Registered, request: str | None = None) -> Blame:
         """Return a context manager (or decorator) that gives this entry's plugin the blame for what is raised in it."""
-        return self.hooks.blame(registered.plugin, f"failed in entry {registered.label}", request)
+        what = registered.label if request is None else f"{registered.label} in request {request!r}"
+        return self.hooks.blame(registered.plugin, f"failed in entry {what}")
 
     def in_use(self, kind: str) -> list[Registered]:
         """Return the entries of a kind that were loaded to be used, in that order."""
@@ -250,10 +250,10 @@ class Registry:
 
     def _halves(self, half: str, config: EngineConfig) -> tuple[tuple[Blame, Any], ...]:
         hook = f"engine_{half}_extensions"
-        answers = self.hooks.call(hook, config=config, registry=self)
+        given = self.hooks.call(hook, config=config, registry=self)
         action, around = f"failed in its {half} extension", times_of(self).around
-        halves = ((ref, each) for ref, found in answers for each in _listed(ref, hook, found))
-        return tuple((self.hooks.blame(ref, action), around(ref.name, each)) for ref, each in halves)
+        halves = ((self.hooks.blame(ref, action), each) for ref, found in given for each in _listed(ref, hook, found))
+        return tuple((blame, around(blame.plugin.name, each, blame)) for blame, each in halves)
 
     def process_started(self, process: str) -> None:
         """Tell every plugin that this process has loaded them."""

@@ -28,6 +28,8 @@ class StoredFormat:
     """Other suffixes by which checkpoints name required tensors, and which those are."""
     reads_plain: bool = False
     """It rounds the plain weight, its only tensor, so experts' may come all in one tensor as well."""
+    by_rows: bool = False
+    """Some rows of a part are unpacked for their share of the whole part's time and memory."""
     grouping: Grouping | None = None
     """Facts of the integers or floats that it unpacks to; None: it unpacks to something else."""
     stored_bits: float = 8

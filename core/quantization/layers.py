@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -18,6 +18,12 @@ from core.quantization.keeping import Formats, PlainKeeper, keeper_of
 if TYPE_CHECKING:
     from core.contracts.part import Part
     from core.quantization.formats import StoredFormat
+
+UNPACKED: Final = 1 << 15
+"""Numbers that are unpacked at once. Pieces of memory as small as these are used again, not left between weights; and torch
+does so much in one thread, where two would wait for each other on cores that others use."""
+LEAST_ROWS: Final = 8
+"""Rows that are unpacked at once, however long they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,9 @@ class StoredLinear:
         tensors = self._arrived.take(prefix, stored, suffix, tensor, part)
         if tensors is not None:
             self._formats.unaided.say()
-            rows = slice(part.target.start - first, part.target.stop - first)
-            kept.keeper.put(kept.holder, rows, stored.unpack(tensors, part))
+            for own in part.blocks(_rows_at_once(part)) if stored.by_rows else (part,):
+                rows = slice(own.target.start - first, own.target.stop - first)
+                kept.keeper.put(kept.holder, rows, stored.unpack(tensors, own))
 
     def finish(self, layer: nn.Module) -> None:
         """Refuse tensors that came without the others of their prefix, and let methods of plain weights repack."""
@@ -136,6 +143,10 @@ class Arrived:
         self._waiting.clear()
         if alone:
             raise ModelError(f"{', '.join(alone[:6])} came alone; send all tensors of a layer's weight together.")
+
+
+def _rows_at_once(part: Part) -> int:
+    return max(LEAST_ROWS, UNPACKED // max(part.in_features, 1) // LEAST_ROWS * LEAST_ROWS)
 
 
 def _kind(stored: StoredFormat | None) -> Any:

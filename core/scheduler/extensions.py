@@ -38,6 +38,7 @@ class Extensions:
         self._ended = methods("finished")
         self._result = dict(methods("result"))
         self._calls = dict(methods("call"))
+        self._close = methods("close")
 
         def steering(*names: str) -> tuple[Callable[[], bool], ...]:
             return tuple(
@@ -58,29 +59,26 @@ class Extensions:
 
     def arrived(self, request: Any) -> None:
         """Show everyone a request that is about to be queued."""
-        for name, method in self._arrived:
-            _blamed(name, method, request)
+        _all(self._arrived, request)
 
     def may_start(self, request: Any) -> MayStart:
         """Ask every extension, so that each begins what the request waits for; START if all agree."""
         if not self._may_start:
             return MayStart.START
-        answers = [_blamed(name, method, request) for name, method in self._may_start]
+        answers = _all(self._may_start, request)
         return MayStart.RESERVE if MayStart.RESERVE in answers else MayStart(all(answers))
 
     def reserved(self, request: Any, tables: Sequence[Sequence[int]], num_local: int) -> None:
         """Show everyone the blocks that a request was parked with."""
-        for name, method in self._reserved:
-            _blamed(name, method, request, tables, num_local)
+        _all(self._reserved, request, tables, num_local)
 
     def cached_tokens(self, request: Any, num_local: int) -> int:
         """Return tokens available elsewhere beyond `num_local`: the most any extension offers."""
-        return max([0, *(int(_blamed(name, method, request, num_local)) for name, method in self._cached)])
+        return max([0, *map(int, _all(self._cached, request, num_local))])
 
     def load(self, request: Any, loads: Sequence[Load]) -> bool:
         """Have blocks filled that were taken for what tiers hold; False: the request waits for it."""
-        answers = [_blamed(name, method, request, loads) for name, method in self._load]
-        return all(answers)
+        return all(_all(self._load, request, loads))
 
     def guesses(self, rows: RunningRows) -> Ints | None:
         """Return the guesses that are wanted behind each row's known token; None where there are none."""
@@ -106,8 +104,11 @@ class Extensions:
 
     def attach(self, scheduler: Any) -> None:
         """Give every extension the scheduler to call."""
-        for name, method in self._attach:
-            _blamed(name, method, scheduler)
+        _all(self._attach, scheduler)
+
+    def close(self) -> None:
+        """Tell everyone that nothing is called any more."""
+        _all(self._close)
 
     def pending(self) -> bool:
         """Say whether any has something for its worker half although nobody may compute."""
@@ -122,7 +123,7 @@ class Extensions:
 
     def finished(self, request: Any) -> int:
         """Return how many extensions keep the request's blocks."""
-        return sum(bool(_blamed(name, method, request)) for name, method in self._ended)
+        return sum(map(bool, _all(self._ended, request)))
 
     def result(self, payloads: Mapping[str, Sequence[bytes]]) -> None:
         """Give each extension what its worker halves returned, one after the other."""
@@ -142,9 +143,15 @@ class Extensions:
             raise PluginError(f"scheduler extension {name!r} failed in call {verb!r}: {error!r}") from error
 
 
+def _all(methods: Methods, *arguments: Any) -> list[Any]:
+    return [_blamed(name, method, *arguments) for name, method in methods]
+
+
 def _blamed(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return method(*arguments)
+    except PluginError:
+        raise  # it names the plugin
     except Exception as error:
         raise PluginError(
             f"scheduler extension {name!r} failed in {method.__name__}: {type(error).__name__}: {error}", name, error

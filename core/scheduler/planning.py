@@ -252,8 +252,8 @@ class Planner:
                     return
             except PluginError as error:
                 if error.is_fault:
-                    self._seldom.error(error.told, str(error), error)
-                self._life.failed.append(self._life.fail(request, error.told))
+                    self._seldom.error(error.told(None), f"{error} Request: {request.request_id!r}.", error)
+                self._life.failed.append(self._life.fail(request, error.told(request.request_id)))
 
     def _start(self, draft: _Draft, request: Request) -> bool:
         """Start the head of the queue, or park it; False if it must wait where it is."""

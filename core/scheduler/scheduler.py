@@ -220,7 +220,8 @@ class Scheduler:
         return True
 
     def close(self) -> None:
-        """Nothing is to be closed; a scheduler that writes a journal has something."""
+        """End what extensions have beside it; safe to call twice."""
+        self._extensions.close()
 
     def check(self) -> None:
         """Assert every invariant that holds between calls; for tests and journals."""

@@ -27,7 +27,9 @@ from core.plugin import load_plan, make_plan
 if TYPE_CHECKING:
     from core.contracts.kv_connectors import Block
 
-FAULTS: Final = ("none", "slow", "hanging", "failing", "failing_writes", "partial", "corrupting", "vanishing", "lying")
+FAULTS: Final = (
+    "none", "slow", "hanging", "hanging_writes", "failing", "failing_writes", "partial", "corrupting", "vanishing", "lying",
+)  # fmt: skip
 SLOW_S: Final = 0.02
 
 
@@ -52,7 +54,7 @@ class Faulty:
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
         """Host memory without a fault."""
-        return {"settings": {"cpu_bytes_to_use": 1 << 20}}
+        return {"settings": {"cpu_bytes_to_use": 1 << 16}}
 
     def directory(self, layout: Any, num_ranks: int) -> KVDirectory:
         """Return the other one's."""
@@ -86,8 +88,8 @@ class FaultyStore:
         """Write, or only say so."""
         if self._fault == "failing_writes":
             raise OSError(28, "No space left on device")
-        if self._fault == "slow":
-            self.closed.wait(SLOW_S)
+        if self._fault in ("slow", "hanging_writes"):
+            self.closed.wait(SLOW_S if self._fault == "slow" else None)
         if self._fault == "lying":
             return
         self._inner.write(key, block, seal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from core.contracts import ChatRenderer, Tokenizer
@@ -19,9 +20,16 @@ LONG_TEXT_CHARS: Final = 8192
 class Renderer:
     """Turns prompts and conversations into token ids."""
 
-    def __init__(self, tokenizer: Tokenizer | None, chat: ChatRenderer | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        chat: ChatRenderer | None,
+        encoding: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - has no state
+    ) -> None:
+        """What the tokenizer raises comes through `encoding`, which may name its plugin."""
         self.tokenizer = tokenizer
         self.chat = chat
+        self._encoding = encoding
         self._windows: Windows | None = None
         self.keys = Names()
         """Further keys of prompt dicts, which admission extensions read; known when the engine has started."""
@@ -83,7 +91,8 @@ class Renderer:
             raise InvalidRequest("prompt", f"is not valid text: lone surrogate at character {error.start}.") from error
         short = LONG_TEXT_CHARS if max_tokens is None else min(LONG_TEXT_CHARS, CHARS_PER_TOKEN * max_tokens)
         if len(text) <= short or max_tokens is keep is None:
-            return self.tokenizer.encode(text, add_special_tokens)
+            with self._encoding:
+                return self.tokenizer.encode(text, add_special_tokens)
         self._windows = self._windows or Windows(self.tokenizer)
         if keep is not None:
             return self._windows.end(text, add_special_tokens, keep, stopped)

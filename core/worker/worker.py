@@ -167,13 +167,10 @@ class Worker:
                     break
                 first += len(layers)
             mine = caches[first : first + len(self._added.get(name, ()))]
-            where = self._group, self._pipeline, device, partial(self._tell, name), partial(wrap, sizes=())
+            where = self._group, self._pipeline, device, lambda data: self.told(name, data), partial(wrap, sizes=())
             return WorkerParts(config, self.model, batch, layout, memory, mine, first, *where)
 
         extensions.attach(parts_of)
-
-    def _tell(self, name: str, data: bytes) -> None:
-        self.told(name, data)
 
     def execute(self, plan: StepPlan) -> Step:
         """Work out one step and launch it. Nothing is waited for, but that no more than `depth` steps are under way."""

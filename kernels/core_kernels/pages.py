@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 LARGE_PAGE: Final = 2 << 20
-CHUNK: Final = 32 << 20
-"""Address space that is taken at a time; of what is not given out, less than a page is ever in memory."""
+CHUNK: Final = 128 << 20
+"""Address space that is taken at a time; of what is not given out of it, less than a page is ever in memory."""
 LINE: Final = 64
 
 

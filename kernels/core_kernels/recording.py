@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,10 +109,17 @@ def _all_lie_in(out: Any, args: Sequence[Any]) -> bool:
     return all(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in memory for each in returned)
 
 
+class Refusing(Protocol):
+    """Is told when what is recorded cannot be done again."""
+
+    def refuse(self, reason: str) -> None:
+        """Take note of it, or raise."""
+
+
 class Untold:
     """A value that a recorded function may pass on but not read: it would be another one next time."""
 
-    def __init__(self, name: str, value: Any, recording: Recording) -> None:
+    def __init__(self, name: str, value: Any, recording: Refusing) -> None:
         self._name, self._value, self._recording = name, value, recording
 
     def _read(self) -> Any:

@@ -51,11 +51,11 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object; empty where there is none."""
+        """The error object, where the answer is one."""
         with suppress(ValueError):
             found = json.loads(self.text)
-            if isinstance(found, dict) and isinstance(found.get("error"), dict):
-                return dict(found["error"])
+            if isinstance(found, dict):
+                return dict(found["error"] if isinstance(found.get("error"), dict) else found)  # Cohere's stand alone
         return {}
 
     def faults(self) -> list[str]:

@@ -16,7 +16,13 @@ from pages import DOCS, ROOT, Session, blocks, commands, matches
 
 from core.testing.checkpoints import make_checkpoint
 
-PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```console" in page.read_text()]
+AUTHORS_PAGES = ("gallery", "publishing")
+"""They take many starts; the plugins on the first are checked elsewhere."""
+PAGES = [
+    pytest.param(page, marks=[pytest.mark.slow] * (page.stem in AUTHORS_PAGES), id=page.stem)
+    for page in sorted(DOCS.rglob("*.md"))
+    if "```console" in page.read_text()
+]
 MODEL = "Qwen/Qwen3-0.6B"
 """What pages with sessions serve; a tiny one stands in for it."""
 SESSIONS = [page for page in sorted(DOCS.rglob("*.md")) if "```shell-session" in page.read_text()]
@@ -41,7 +47,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
     return {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_print_what_the_page_says(page, environment, tmp_path):
     for language, title, text in blocks(page):
         if title:

@@ -53,7 +53,11 @@ class Talking:
     def __init__(self, config: EngineConfig, registry: Any, *rest: Any) -> None:
         self._inner = registry.load(registry.choose("workers", "worker"))(config, registry, *rest)
         self.told: Callable[[str, bytes], None] = lambda name, data: None
-        self.start, self.allocate, self.close = self._inner.start, self._inner.allocate, self._inner.close
+        self.start, self.close = self._inner.start, self._inner.close
+
+    def allocate(self, *arguments: Any) -> None:
+        self.told("talk", f"{_process[0] if _process else 'alone'} allocates".encode())
+        self._inner.allocate(*arguments)
 
     def execute(self, plan: StepPlan) -> Said:
         self.told("talk", f"{_process[0]} runs {plan.step}".encode())

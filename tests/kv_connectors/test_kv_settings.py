@@ -9,7 +9,8 @@ import pytest
 
 from builtin_plugins.kv_connectors.disk import Disk
 from builtin_plugins.kv_connectors.offload import Offload
-from builtin_plugins.kv_connectors.settings import settings_of
+from builtin_plugins.kv_connectors.settings import tiers_of
+from builtin_plugins.kv_connectors.shared_storage import SharedStorage
 from core.api import ConfigError, EngineConfig, KVTransferConfig
 from core.errors import EngineError
 from tests.kv_connectors.trial import open_llm
@@ -20,8 +21,8 @@ def config(**options: Any) -> EngineConfig:
 
 
 def test_sizes_and_names_are_those_of_vllm() -> None:
-    assert settings_of(config()) is None
-    offload = settings_of(config(kv_offloading_size=0.5, kv_offloading_backend="native"))
+    assert tiers_of(config()) == []
+    [offload] = tiers_of(config(kv_offloading_size=0.5, kv_offloading_backend="native"))
     assert offload == KVTransferConfig("offload", kv_connector_extra_config={"cpu_bytes_to_use": 1 << 29})
     given = {
         "kv_connector": "OffloadingConnector",
@@ -32,9 +33,22 @@ def test_sizes_and_names_are_those_of_vllm() -> None:
         "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
         "timeout_s": 5,
     }
-    read = settings_of(config(kv_transfer_config=given))
-    assert read is not None
+    [read] = tiers_of(config(kv_transfer_config=given))
     assert (read.kv_connector, read.timeout_s, read.kv_role) == ("offload", 5.0, "kv_both")
+
+
+def several(*connectors: dict[str, Any]) -> dict[str, Any]:
+    return {"kv_connector": "multi", "kv_connector_extra_config": {"connectors": [*connectors]}}
+
+
+def test_several_connectors_are_several_tiers_in_their_order() -> None:
+    disk = {"kv_connector": "disk", "kv_role": "kv_producer", "kv_connector_extra_config": {"folder": "x"}}
+    shared = {"kv_connector": "SharedStorageConnector", "timeout_s": 7}
+    given = {**several(disk, shared), "kv_connector": "MultiConnector", "timeout_s": 5, "kv_role": "kv_consumer"}
+    first, second, third = tiers_of(config(kv_offloading_size=1.0, kv_transfer_config=given))
+    assert (first.kv_connector, first.kv_role, first.timeout_s) == ("offload", "kv_both", 30.0)
+    assert (second.kv_connector, second.kv_role, second.timeout_s) == ("disk", "kv_producer", 5.0)
+    assert (third.kv_connector, third.kv_role, third.timeout_s) == ("shared_storage", "kv_consumer", 7.0)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +57,6 @@ def test_sizes_and_names_are_those_of_vllm() -> None:
         ({"kv_offloading_size": 0.0}, "--kv-offloading-size 0.0"),
         ({"kv_offloading_size": float("nan")}, "--kv-offloading-size nan"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache"),
-        ({"kv_offloading_size": 1.0, "kv_transfer_config": {"kv_connector": "disk"}}, "--kv-transfer-config"),
         ({"kv_transfer_config": {"kv_role": "kv_both"}}, "name of a connector"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_rol": "kv_both"}}, "kv_role"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_role": "both"}}, "kv_producer"),
@@ -53,11 +66,15 @@ def test_sizes_and_names_are_those_of_vllm() -> None:
         ({"kv_transfer_config": {"kv_connector": 3}}, "kv_connector: expected `str`"),
         ({"kv_transfer_config": {"kv_connector": ["disk"]}}, "kv_connector: expected `str`"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_connector_extra_config": 7}}, "kv_connector_extra_config"),
+        ({"kv_transfer_config": {"kv_connector": "multi"}}, "needs 'connectors'"),
+        ({"kv_transfer_config": several()}, "connectors is empty"),
+        ({"kv_transfer_config": several({"kv_connector": "multi", **several()})}, "a list in a list"),
+        ({"kv_transfer_config": several({"kv_rol": "kv_both"})}, "kv_role"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        settings_of(config(**options))
+        tiers_of(config(**options))
     assert named in str(refused.value)
 
 
@@ -69,6 +86,8 @@ def test_what_cannot_be_served_is_refused_by_name(options: dict[str, Any], named
         (Offload, {"cpu_bytes_to_use": 1 << 20, "eviction_policy": "fifo"}, "lru, arc"),
         (Disk, {"fodler": "x"}, "folder"),
         (Disk, {"folder": "x", "max_bytes": 0}, "max_bytes"),
+        (SharedStorage, {}, "needs 'shared_storage_path'"),
+        (SharedStorage, {"shared_storage_path": "x", "max_bytes": 0}, "max_bytes"),
     ],
 )
 def test_a_connectors_own_settings_are_checked(connector: Any, extra: dict[str, Any], named: str) -> None:
@@ -86,4 +105,4 @@ def test_prefix_caching_is_needed() -> None:
     without = config(kv_offloading_size=1.0)
     without = replace(without, cache=replace(without.cache, enable_prefix_caching=False))
     with pytest.raises(ConfigError, match="prefix caching"):
-        settings_of(without)
+        tiers_of(without)

@@ -10,7 +10,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.errors import EngineError
 from core.testing.checkpoints import make_checkpoint
-from tests.kv_connectors.trial import PROMPTS, open_llm, run, traffic
+from tests.kv_connectors.trial import PROMPTS, open_llm, run, settle, traffic
 
 CONNECTORS: dict[str, dict[str, Any]] = {
     "offload": {"cpu_bytes_to_use": 4 << 20},
@@ -30,8 +30,17 @@ def expected(model: str) -> list[list[int]]:
         return run(llm)[0]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
-@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize(
+    ("connector", "ahead"),
+    [
+        pytest.param("offload", False, marks=pytest.mark.slow),
+        ("offload", True),
+        ("offload, arc", False),
+        pytest.param("offload, arc", True, marks=pytest.mark.slow),
+        ("disk", False),
+        ("disk", True),
+    ],
+)
 def test_a_second_turn_finds_all_it_can(
     model: str, expected: list[list[int]], connector: str, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +94,36 @@ def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(role: str, tmp_p
         counts = traffic(llm).counts
         assert (counts.stored > 0) == (role == "kv_producer")
         assert counts.loaded == 0
+
+
+@pytest.mark.parametrize(("connector", "ahead"), [("offload", True), ("disk", False)])
+def test_blocks_of_other_weights_are_not_found_again(connector: str, ahead: bool, tmp_path: Path) -> None:
+    """Weights that are written again where they lie leave the engine's keys as they were."""
+
+    def write_again(llm: LLM) -> None:
+        model = llm.core.executor.worker.model
+        model.embedding, model.times_filled = -model.embedding, 2
+        assert llm.reset_prefix_cache()
+
+    with open_llm() as llm:
+        first = run(llm)[0]
+        write_again(llm)
+        second = run(llm)[0]
+    assert first != second
+    extra = {"offload": {"cpu_bytes_to_use": 4 << 20}, "disk": {"folder": str(tmp_path)}}[connector]
+    with open_llm(connector, extra, async_scheduling=ahead) as llm:
+        assert run(llm)[0] == first
+        settle(llm)
+        write_again(llm)
+        assert run(llm)[0] == second
+        assert traffic(llm).info()["state"] == "ready"
+        assert llm.reset_prefix_cache()
+        tokens, found = run(llm)
+        assert (tokens, min(found)) == (second, 64)
+    if connector == "disk":
+        with open_llm(connector, extra) as llm:
+            tokens, found = run(llm)
+            assert (tokens, min(found)) == (first, 64)
 
 
 def test_an_aborted_request_leaves_nothing_behind() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from inspect import unwrap
 from typing import Any
@@ -40,16 +41,29 @@ def run(llm: LLM, prompts: list[list[int]] = PROMPTS) -> tuple[Tokens, list[int]
     return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens or 0 for o in outputs]
 
 
+def tiers_of(llm: LLM) -> list[Any]:
+    """Return the scheduler halves, the one asked first first."""
+    planned = dict(llm.core.scheduler._extensions._planned)
+    return [unwrap(method).__self__ for name, method in planned.items() if name.startswith("kv_connectors")]
+
+
 def traffic(llm: LLM) -> Any:
-    """Return the scheduler half."""
-    planned = dict(llm.core.scheduler._extensions._planned)["kv_connectors"]
-    return unwrap(planned).__self__
+    """Return the scheduler half of the only tier."""
+    (half,) = tiers_of(llm)
+    return half
 
 
 def settle(llm: LLM) -> None:
     """Step until every block that is to leave has left."""
-    half, end_s = traffic(llm), time.monotonic() + PATIENCE_S
-    while half._fresh or half._moves:
+    halves, end_s = tiers_of(llm), time.monotonic() + PATIENCE_S
+    while any(half._fresh or half._moves for half in halves):
         assert time.monotonic() < end_s, "blocks are on their way for ever"
         llm.core.step()
         time.sleep(0.005)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

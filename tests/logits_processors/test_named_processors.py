@@ -92,6 +92,6 @@ def test_a_processor_may_fail_its_own_request_only(caplog: pytest.LogCaptureFixt
         asked = [params.clone(extra_args={"echo": 99}), params]
         failed, fine = llm.generate(["abcd", "abcd"], asked, use_tqdm=False)
     assert failed.error is not None
-    assert failed.error.endswith("failed; the engine's log says more.")
+    assert failed.error.endswith(f"failed in request {failed.request_id!r}; the engine's log says more.")
     assert "IndexError" in caplog.text
     assert fine.outputs[0].text == "abcd"

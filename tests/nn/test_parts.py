@@ -31,6 +31,17 @@ def test_rows_of_a_fused_tensor_go_to_each_rank_s_slices() -> None:
     assert (part.target, part.out_features, part.in_features) == (slice(0, 4), 6, 8)
 
 
+def test_a_part_comes_in_blocks_of_rows() -> None:
+    part = part_of(0, 2, "rows", Slice("q", 6), Slice("k", 2, parts=1))
+    assert [block.pieces for block in part.blocks(2)] == [
+        ((slice(0, 2), slice(0, 2)),),
+        ((slice(2, 3), slice(2, 3)),),
+        ((slice(6, 8), slice(3, 5)),),
+    ]
+    rows = torch.arange(8)
+    assert torch.equal(torch.cat([block.rows(rows) for block in part.blocks(2)]), part.rows(rows))
+
+
 def test_rows_in_another_order_are_found_block_by_block() -> None:
     part = part_of(0, 1, "rows", Slice("up", 2), Slice("gate", 2), order=[1, 0])
     assert part.rows(torch.arange(4)).tolist() == [2, 3, 0, 1]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from core.config import EngineConfig
+from core.deprecated import advice
 from core.errors import InvalidRequest, PluginError
 from core.logs import Seldom
 from core.plugin import Registry, load_plan, make_plan
@@ -150,8 +151,13 @@ def test_an_entry_one_version_behind_works_and_is_warned_of(caplog: pytest.LogCa
         assert load_plugins("acme").entries("models")
     assert caplog.messages == [
         "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version 0 of the contracts and "
-        "will be refused by the next engine: nothing it uses has changed"
+        f"will be refused by the next engine: {advice(0)}"
     ]
+
+
+def test_advice_says_what_to_write_instead() -> None:
+    assert "extra_tokens(request) of a scheduler extension: write guesses(rows)" in advice(1)
+    assert advice(2) == "nothing it uses has changed"
 
 
 def test_two_entries_with_one_name_are_refused() -> None:
@@ -197,10 +203,10 @@ def test_an_entry_that_lacks_a_distribution_says_how_to_get_it() -> None:
 def test_a_plugin_that_raises_in_a_request_is_named_with_the_request() -> None:
     with with_entry("engine_acme:X") as registry:
         registered = registry.choose("models", "Acme")
-        with pytest.raises(PluginError) as error, registry.blame(registered, request="cmpl-7"):
+        with pytest.raises(PluginError) as error, registry.blame(registered, "cmpl-7"):
             raise KeyError("forbid")
     assert str(error.value) == (
-        "plugin 'acme' (engine-acme 1.0) failed in entry models:Acme (process 'main', request 'cmpl-7'): "
+        "plugin 'acme' (engine-acme 1.0) failed in entry models:Acme in request 'cmpl-7' (process 'main'): "
         "KeyError: 'forbid'. Leave it out with --plugins no:acme."
     )
     assert isinstance(error.value.__cause__, KeyError)
@@ -208,12 +214,13 @@ def test_a_plugin_that_raises_in_a_request_is_named_with_the_request() -> None:
 
 def test_a_client_is_told_which_plugin_failed_and_the_log_has_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     with with_entry("engine_acme:X") as registry:
-        blame = registry.blame(registry.choose("models", "Acme"), request="cmpl-7")
-        told = [blame.told(KeyError(f"/srv/secret {i}")) for i in range(3)]
-        assert blame.told(InvalidRequest("extra_args", "no.")) == "extra_args: no."
-    assert told == ["plugin 'acme' failed; the engine's log says more."] * 3
+        blame = registry.blame(registry.choose("models", "Acme"))
+        told = [blame.told(KeyError(f"/srv/secret {i}"), "cmpl-7") for i in range(3)]
+        assert blame.told(InvalidRequest("extra_args", "no."), "cmpl-7") == "extra_args: no."
+    assert told == ["plugin 'acme' failed in request 'cmpl-7'; the engine's log says more."] * 3
     (record,) = caplog.records
-    assert "failed in entry models:Acme (process 'main', request 'cmpl-7'): KeyError: '/srv/secret 0'" in record.message
+    assert "failed in entry models:Acme (process 'main'): KeyError: '/srv/secret 0'." in record.message
+    assert record.message.endswith("Request: 'cmpl-7'.")
     assert record.exc_info is not None
 
 

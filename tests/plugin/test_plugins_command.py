@@ -188,9 +188,12 @@ def test_lock_writes_what_plugins_lock_takes(capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda root: (root / "engine_acme.py").write_text("PLUGIN = 1"), "of engine-acme, engine_acme.py is edited"),
-        (lambda root: (root / "more" / "new.py").write_text(""), "of engine-acme, more/new.py is new"),
-        (lambda root: (root / "more" / "deep.py").unlink(), "of engine-acme, more/deep.py is missing"),
+        (
+            lambda root: (root / "engine_acme.py").write_text("PLUGIN = 1"),
+            "of engine-acme 1.2, engine_acme.py is edited",
+        ),
+        (lambda root: (root / "more" / "new.py").write_text(""), "of engine-acme 1.2, more/new.py is new"),
+        (lambda root: (root / "more" / "deep.py").unlink(), "of engine-acme 1.2, more/deep.py is missing"),
     ],
 )
 def test_a_lock_refuses_edited_files_by_name(

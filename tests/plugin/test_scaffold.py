@@ -111,6 +111,11 @@ def test_a_name_that_cannot_be_a_modules_is_refused(tmp_path: Path, name: str) -
         write_package(name, "models", tmp_path / "package")
 
 
+def test_a_name_that_a_builtin_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the engine has a plugin 'speculators' itself"):
+        write_package("speculators", "speculators", tmp_path / "package")
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("x")
     with pytest.raises(ConfigError, match="is not empty; give another folder with --output"):
@@ -133,4 +138,27 @@ def test_an_architecture_is_named_as_its_config_names_it(tmp_path: Path, capsys:
         in (folder / "engine_nanochat/plugin.py").read_text()
     )
     assert main(["plugins", "new", "x", "--kind", "tokenizers", "--architecture", "X", "-o", str(tmp_path / "x")]) == 2
+    assert "for --kind models only" in capsys.readouterr().err
+
+
+def test_a_model_begins_as_a_copy_of_one_of_the_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "package"
+    arguments = ["plugins", "new", "acme", "--kind", "models", "--from", "InternLM3ForCausalLM", "-o", str(folder)]
+    assert main(arguments) == 2  # transformers has no such class
+    assert "only decoders that transformers has, too, can be copied" in capsys.readouterr().err
+    assert not folder.exists()
+    assert main(["SeedOssForCausalLM" if word == "InternLM3ForCausalLM" else word for word in arguments]) == 0
+    model = (folder / "engine_acme" / "model.py").read_text()
+    assert 'ORACLE = "SeedOssForCausalLM"' in model
+    assert model.index("def _alike(") < model.index("def seed_oss(")
+    assert "builtin_plugins" not in model
+    assert "def helium" not in model
+    assert '"AcmeForCausalLM", "engine_acme.model:seed_oss"' in (folder / "engine_acme" / "plugin.py").read_text()
+
+
+def test_what_cannot_be_copied_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = ["plugins", "new", "acme", "-o", str(tmp_path / "package"), "--kind"]
+    assert main([*new, "models", "--from", "LamaForCausalLM"]) == 2
+    assert "did you mean 'LlamaForCausalLM'?" in capsys.readouterr().err
+    assert main([*new, "tokenizers", "--from", "LlamaForCausalLM"]) == 2
     assert "for --kind models only" in capsys.readouterr().err

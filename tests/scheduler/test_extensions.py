@@ -147,7 +147,7 @@ def test_an_extension_that_raises_fails_that_request_and_is_named(caplog):
     engine.add("a", prompt(5), 3)
     engine.add("b", prompt(5, 2), 3)
     engine.run()
-    assert engine.finished["a"].error == "plugin 'broken' failed; the engine's log says more."
+    assert engine.finished["a"].error == "plugin 'broken' failed in request 'a'; the engine's log says more."
     assert "scheduler extension 'broken' failed in may_start: ValueError: no such grammar" in caplog.text
     assert engine.finished["b"].finish_reason in ("stop", "length")
 
@@ -372,3 +372,19 @@ def test_more_tokens_than_were_planned_fail_the_request():
     engine.scheduler.schedule()
     (delta,) = engine.scheduler.update(StepResult(1, [0], [5, 6], accepted=[2]))
     assert "returned 2 tokens where 1 to 1 were planned" in delta.error
+
+
+def test_an_extension_ends_what_it_has_with_the_scheduler_and_with_its_journal(tmp_path):
+    class Closes:
+        name = "closes"
+        times = 0
+
+        def close(self):
+            self.times += 1
+
+    closes = Closes()
+    engine = Engine(extensions=[closes, Mail()])
+    engine.scheduler.close()
+    engine.record(str(tmp_path / "journal"))
+    engine.scheduler.close()
+    assert closes.times == 2

@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -95,9 +96,9 @@ NOT_HERE = {
     "engine_sleep_state": "GET /is_sleeping tells",
     "external_prefix_cache_hits": "no cache outside of the engine",
     "external_prefix_cache_queries": "no cache outside of the engine",
-    "kv_block_idle_before_evict_seconds": "--kv-cache-metrics is refused by name",
-    "kv_block_lifetime_seconds": "--kv-cache-metrics is refused by name",
-    "kv_block_reuse_gap_seconds": "--kv-cache-metrics is refused by name",
+    "kv_block_idle_before_evict_seconds": "said by the feature itself, with --kv-cache-metrics",
+    "kv_block_lifetime_seconds": "said by the feature itself, with --kv-cache-metrics",
+    "kv_block_reuse_gap_seconds": "said by the feature itself, with --kv-cache-metrics",
     "lora_requests_info": "said by the feature itself, with --enable-lora",
     "mm_cache_hits": "no images, audio or video",
     "mm_cache_queries": "no images, audio or video",
@@ -209,6 +210,20 @@ def test_buckets_count_values_up_to_their_bound():
     counted = [value_of(sink, "engine_request_params_n_bucket", le=le) for le in ("1.0", "2.0", "20.0", "+Inf")]
     assert counted == [2.0, 3.0, 3.0, 4.0]
     assert value_of(sink, "engine_request_params_n_sum") == 54.0
+
+
+def test_histograms_of_features_are_shown():
+    said = {"process": "engine", "pid": 1, "resident": 1, "heap_free": 0, "owners": {}}
+    answer = msgspec.json.encode(said | {"spreads": {"acme_seconds": ((0.5, 2.0), [1, 0, 3], 9.5)}})
+    lines = text_of(make_sink(), {**HEALTH, "memory": {"engine": [answer]}}).splitlines()
+    for line in (
+        'engine_acme_seconds_bucket{engine="0",le="0.5",model_name="default"} 1.0',
+        'engine_acme_seconds_bucket{engine="0",le="2.0",model_name="default"} 1.0',
+        'engine_acme_seconds_bucket{engine="0",le="+Inf",model_name="default"} 4.0',
+        'engine_acme_seconds_count{engine="0",model_name="default"} 4.0',
+        'engine_acme_seconds_sum{engine="0",model_name="default"} 9.5',
+    ):
+        assert line in lines
 
 
 def test_intervals_of_a_request_add_up():

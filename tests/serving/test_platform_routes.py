@@ -379,9 +379,9 @@ def test_what_was_written_to_is_given_back_at_its_address() -> None:
         device = "cpu"
         memory = {(0, 0): Tensor()}
 
-    half = Releasing()
+    half = Releasing(None)
     half.attach(Parts())  # type: ignore[arg-type]
-    answer = half.call("fall", b"")
+    answer = half.call("fall", b"1")
     assert answer is not None
     assert int(answer) > memory.nbytes // 2  # whole pages only, and other threads may take some meanwhile
     assert not memory[mmap.PAGESIZE : -mmap.PAGESIZE].any()
@@ -389,7 +389,7 @@ def test_what_was_written_to_is_given_back_at_its_address() -> None:
 
 
 def test_sleep_that_is_not_served_is_refused_by_name(pausable: Api) -> None:
-    assert pausable.call("POST", "/sleep?level=2").json()["error"]["param"] == "level"
+    assert pausable.call("POST", "/sleep?level=3").json()["error"]["param"] == "level"
     assert pausable.call("POST", "/wake_up?tags=all").json()["error"]["param"] == "tags"
 
 

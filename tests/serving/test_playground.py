@@ -129,7 +129,7 @@ def test_blocks_are_counted_again_after_a_while(ask, monkeypatch):
 
 def test_plugins_are_shown_with_what_their_sinks_have_raised(ask, engine):
     guarded = next(each for each in engine.sinks.guarded if each.name == "playground")
-    guarded.failed("step", "OSError: gone")
+    guarded.failed("step", OSError("gone"))
     (reply,) = ask(("GET", "/playground/state", {}))
     guarded.in_a_row.clear()
     guarded.faults = 0

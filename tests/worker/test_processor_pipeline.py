@@ -108,8 +108,10 @@ def test_a_fault_fails_the_rows_it_was_called_for_and_names_whose_it_is(
     driver.add("asking", PROMPT, sampling)
     result = driver.step()
     assert list(result.errors) == [driver.rows["asking"]]
-    assert result.errors[driver.rows["asking"]] == "plugin 'probe' failed; the engine's log says more."
-    for part in ("logits_processors:probe", "request 'asking'", "RuntimeError", "no luck"):
+    assert (
+        result.errors[driver.rows["asking"]] == "plugin 'probe' failed in request 'asking'; the engine's log says more."
+    )
+    for part in ("logits_processors:probe", "Request: 'asking'", "RuntimeError", "no luck"):
         assert part in caplog.text
     assert result.by_row()[result.rows.index(driver.rows["asking"])] == []
     driver.end("asking")

@@ -126,9 +126,7 @@ STATE: Final = (
 )
 """What is asked when somebody looks."""
 PLUGINS: Final = (
-    MetricSpec(
-        "plugin_faults", "counter", "Exceptions in a plugin's code, those of sinks apart.", labels=("plugin", "process")
-    ),
+    MetricSpec("plugin_faults", "counter", "Exceptions in a plugin's code.", labels=("plugin", "process")),
     MetricSpec("plugin_seconds", "counter", "Time that calls of a plugin's code took.", labels=("plugin", "process")),
 )
 """What plugins have raised, and how long they took, asked when somebody looks."""

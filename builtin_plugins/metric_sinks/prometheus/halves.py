@@ -13,7 +13,7 @@ import msgspec
 
 from builtin_plugins.metric_sinks.prometheus.system import heap_bytes, resident_bytes, touched_bytes
 from core.contracts.faults import faults_of
-from core.contracts.infos import infos_of, numbers_of
+from core.contracts.infos import infos_of, numbers_of, spreads_of
 from core.contracts.memory import memory_of
 from core.contracts.times import times_of
 
@@ -69,7 +69,13 @@ class SchedulerMemory:
             return None
         infos = {name: dict(say()) for name, say in infos_of(self._registry).items()}
         numbers = {name: value for count in numbers_of(self._registry).values() for name, value in count().items()}
-        return msgspec.json.encode(process_memory(self._registry, "engine") | {"infos": infos, "numbers": numbers})
+        spreads = {
+            name: (spread.bounds, spread.counts, spread.sum)
+            for spreads in spreads_of(self._registry).values()
+            for name, spread in spreads().items()
+        }
+        said = {"infos": infos, "numbers": numbers, "spreads": spreads}
+        return msgspec.json.encode(process_memory(self._registry, "engine") | said)
 
 
 class WorkerMemory:

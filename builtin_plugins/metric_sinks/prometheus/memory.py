@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.metric_sinks.prometheus.system import heap_bytes, resident_bytes
+from core.contracts.spreads import Spread
 
 API: Final = "api"
 FREE_HEAP: Final = "free_heap"
@@ -61,6 +62,12 @@ def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
 def numbers(engine: Sequence[bytes]) -> dict[str, float]:
     """Return what features count in those that have answered, by metric."""
     return {name: value for answer in engine for name, value in msgspec.json.decode(answer).get("numbers", {}).items()}
+
+
+def spreads(engine: Sequence[bytes]) -> dict[str, Spread]:
+    """Return the histograms of features in those that have answered, by metric."""
+    told = (msgspec.json.decode(answer).get("spreads", {}) for answer in engine)
+    return {name: Spread(*spread) for found in told for name, spread in found.items()}
 
 
 def _whole(

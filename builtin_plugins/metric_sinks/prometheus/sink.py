@@ -10,9 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, Pr
 from prometheus_client.registry import Collector
 
 from builtin_plugins.metric_sinks.prometheus.catalogue import FEATURES, FINISH_REASONS, KNOWN, MEMORY, METRICS, SOURCES
-from builtin_plugins.metric_sinks.prometheus.instruments import Family
-from builtin_plugins.metric_sinks.prometheus.memory import infos, numbers, processes
+from builtin_plugins.metric_sinks.prometheus.instruments import Family, add_samples
+from builtin_plugins.metric_sinks.prometheus.memory import infos, numbers, processes, spreads
 from core.api import CallStats, ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
+from core.contracts.spreads import Spread
 
 FEATURE_NAMES: Final = frozenset(spec.name for spec in FEATURES)
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -31,8 +32,9 @@ class PrometheusSink:
         self._labels = {"model_name": names[0], "engine": "0"}
         self._cache_labels: dict[str, str] = {}
         self._infos: dict[str, dict[str, str]] = {}
+        """Labels of what features say of themselves, by metric; likewise numbers and histograms."""
         self._numbers: dict[str, float] = {}
-        """Labels of what features say of themselves, by metric."""
+        self._spreads: dict[str, Spread] = {}
         families = {spec.name: Family(spec) for spec in METRICS}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}
@@ -159,10 +161,9 @@ class PrometheusSink:
         bytes_, limits, resident = (self._families[spec.name] for spec in MEMORY)
         for family in (bytes_, limits, resident):
             family.values.clear()
-        self._infos, self._numbers = infos(told.get("engine") or ()), numbers(told.get("engine") or ())
-        for found in processes(
-            told.get("owners") or {}, told.get("engine") or (), told.get("faults"), told.get("seconds")
-        ):
+        engine = told.get("engine") or ()
+        self._infos, self._numbers, self._spreads = infos(engine), numbers(engine), spreads(engine)
+        for found in processes(told.get("owners") or {}, engine, told.get("faults"), told.get("seconds")):
             for plugin, seconds in found.seconds.items():
                 self._seconds.set(seconds, plugin, found.process)
             for plugin, (count, _) in found.faults.items():
@@ -191,6 +192,10 @@ class PrometheusSink:
             counted = Metric(self._prefix + name.removesuffix("_total"), "What a feature counts.", kind)
             counted.add_sample(self._prefix + name, self._labels, value)
             yield counted
+        for name, spread in self._spreads.items():
+            shown = Metric(self._prefix + name, "What a feature measures.", "histogram")
+            add_samples(shown, self._prefix + name, spread, self._labels)
+            yield shown
 
 
 class _Families(Collector):

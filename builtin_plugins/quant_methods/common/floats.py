@@ -25,6 +25,8 @@ class FloatsFormat(StoredFormat):
     Activations are not rounded, whatever the checkpoint was made for: what it says of their scales is not needed.
     """
 
+    by_rows = True
+
     def __init__(
         self,
         shared: Shared,
@@ -72,6 +74,9 @@ class PackedFloatsFormat(FloatsFormat):
 
     `whole`: its name. `divides`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or 3.
     """
+
+    by_rows = False
+    """The type that scales are kept in is chosen by all of them."""
 
     def __init__(
         self,

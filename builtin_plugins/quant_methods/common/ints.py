@@ -19,6 +19,8 @@ class IntsFormat(StoredFormat):
     `x_bits`: what activations may be rounded to, with one scale for a token's: 8 where the checkpoint was made for that.
     """
 
+    by_rows = True
+
     def __init__(
         self,
         bits: int,

@@ -17,6 +17,7 @@ BITS = (2, 3, 4, 8)
 class GptqFormat(StoredFormat):
     """`group`: -1 is the whole row. `is_ordered`: columns name their groups. `stored_less`: what zero points are stored less by."""
 
+    by_rows = True
     grouping: Grouping
 
     def __init__(self, bits: int, group: int, *, is_symmetric: bool, is_ordered: bool, stored_less: int) -> None:

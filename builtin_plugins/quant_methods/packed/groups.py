@@ -28,6 +28,8 @@ def repeated(scales: torch.Tensor, width: int, of: int, group: int) -> torch.Ten
 
 def scale_type(scales: torch.Tensor) -> torch.dtype:
     """Return the type of two bytes that is nearest to these scales, where they are the first of a layer."""
+    if scales.dtype in (torch.float16, torch.bfloat16):
+        return scales.dtype  # those that follow are of it, too
     exact = scales.float()
 
     def worst(dtype: torch.dtype) -> float:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, Final
 
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.tools import check_tools, forced_form, forced_format
 from core.api import (
+    Broken,
     CallStats,
     ConfigError,
     InvalidRequest,
     OutputParser,
     ParseRequest,
+    Reading,
     ReasoningFormat,
     SamplingParams,
+    Scan,
     ToolFormat,
     fitted,
     known_formats,
@@ -63,8 +68,11 @@ class Formats:
         """Load the chosen formats. Raises `ConfigError` for unknown names, and templates that none can be made from."""
 
         def load(kind: str, name: str | None) -> Any:
-            form = engine.registry.load(engine.registry.choose(kind, name)) if name else None
-            return form and fitted(form, getattr(tokenizer, "response_template", None))
+            if not name:
+                return None
+            registered = engine.registry.choose(kind, name)
+            form = fitted(engine.registry.load(registered), getattr(tokenizer, "response_template", None))
+            return replace(form, read=_blamed(engine.registry.blame(registered), form.read))
 
         tokenizer, parser = engine.tokenizer, options.get("tool_call_parser")
         suggestion = "" if parser else suggested_flags(getattr(tokenizer, "chat_template", None), engine.registry)
@@ -138,6 +146,24 @@ class Formats:
         end = prompt[-PROMPT_END_CHARS:]
         request = ParseRequest(asked.tools, asked.template_kwargs, end, whole=not asked.stream, in_pieces=asked.stream)
         return AnswerReader(request, tools, self.reasoning, frozenset(self.special), self.count)
+
+
+def _blamed(
+    blame: AbstractContextManager[Any], read: Callable[[Scan, ParseRequest], Reading]
+) -> Callable[[Scan, ParseRequest], Reading]:
+    """Return a format's `read` whose exceptions name its plugin; `Broken` is what formats are to raise."""
+
+    @wraps(read)
+    def reading(scan: Scan, request: ParseRequest) -> Reading:
+        try:
+            return (yield from read(scan, request))
+        except Broken:
+            raise
+        except Exception:
+            with blame:
+                raise
+
+    return reading
 
 
 def suggested_flags(template: str | Mapping[str, str] | None, registry: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,12 @@ class Usage:
 
     def _counted(self, name: str) -> int:
         return int(sum(counts.get(name, 0.0) for counts in self.counts.values()))
+
+
+def handed_on(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+    """Return the field of a whole answer by which another engine goes on with it, where a connector says any."""
+    said = next((output.kv_transfer_params for output in outputs if output.kv_transfer_params), None)
+    return {} if said is None else {"kv_transfer_params": said}
 
 
 def answer_id(request: Request, fields: CommonFields, prefix: str) -> str:

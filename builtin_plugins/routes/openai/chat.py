@@ -23,6 +23,7 @@ from builtin_plugins.routes.openai.answers import (
     answer_id,
     check_beams,
     check_stream_options,
+    handed_on,
     shows_usage,
 )
 from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, read_others
@@ -164,7 +165,7 @@ class ChatCompletions:
             if job.echo:
                 message["content"] = job.echo + (message["content"] or "")
             choices.append(self._choice(job, completion, "message", message, read))
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = handed_on([output])
         if job.turn.sampling.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if job.fields.return_token_ids:

@@ -25,6 +25,7 @@ from builtin_plugins.routes.openai.answers import (
     answer_id,
     check_beams,
     check_stream_options,
+    handed_on,
     shows_usage,
 )
 from builtin_plugins.routes.openai.best import best, candidates
@@ -166,7 +167,7 @@ class Completions:
             choices += [self._choice(job, i, output, completion, first=True) for completion in shown]
         if job.scores_only:
             usage.generated.clear()
-        return job.head.with_choices(choices, usage=usage.as_json())
+        return job.head.with_choices(choices, usage=usage.as_json(), **handed_on(outputs))
 
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
         events, runs = _Events(job, self._options, self._choice), self._run(job)

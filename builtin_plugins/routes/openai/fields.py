@@ -103,7 +103,10 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "guided_json": ((), _GUIDED.format("json")),
     "guided_regex": ((), _GUIDED.format("regex")),
     "guided_whitespace_pattern": ((), _GUIDED.format("whitespace_pattern")),
-    "kv_transfer_params": (({},), "is for engines that send each other blocks, which are not part of this version"),
+    "kv_transfer_params": (
+        ({},),
+        "is for engines that send each other blocks: start them with a connector that does, such as tcp",
+    ),
     "logits_processors": (([],), "is not served: a request may name no code; load a logits-processor plugin"),
     "mm_processor_kwargs": (({},), _MEDIA),
     "modalities": ((["text"],), _MEDIA),

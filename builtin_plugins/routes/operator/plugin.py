@@ -22,32 +22,34 @@ def engine_options() -> list[Option]:
     return [
         Option("enable_operator_routes", bool, False, "Serve routes for operators, with the key of all others."),
         Option("operator_calls", list[str], [], calls),
-        Option("enable_sleep_mode", bool, False, "Let /sleep give the KV cache's memory back until /wake_up."),
+        Option("enable_sleep_mode", bool, False, "Let /sleep give memory back until /wake_up; likewise LLM.sleep()."),
         Option("profiler_config", dict[str, Any], {}, profiler),
     ]
 
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    if not config.options.get("enable_operator_routes"):
-        return []
-    from builtin_plugins.routes.operator.pausing import Pausing  # lazy: start-up stays quick
+    pauses, halves = bool(config.options.get("enable_operator_routes")), list[Any]()
+    if pauses:
+        from builtin_plugins.routes.operator.pausing import Pausing  # lazy: start-up stays quick
 
-    pausing = Pausing(config.scheduler.max_num_seqs or 1)
-    if not config.options.get("enable_sleep_mode"):
-        return [pausing]
-    from builtin_plugins.routes.operator.sleeping import Sleeping  # lazy: start-up stays quick
+        halves.append(Pausing(config.scheduler.max_num_seqs or 1))
+    if config.options.get("enable_sleep_mode"):
+        from builtin_plugins.routes.operator import sleep_calls, sleeping  # lazy: start-up stays quick
+        from core.contracts.variants import methods_of
 
-    return [pausing, Sleeping()]
+        halves.append(sleeping.Sleeping(parks=pauses))
+        methods_of(registry).update(sleep=sleep_calls.sleep, wake_up=sleep_calls.wake_up)
+    return halves
 
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    if not config.options.get("enable_operator_routes"):
-        return []
     from builtin_plugins.routes.operator.profiling import Profiling, Settings  # lazy: start-up stays quick
     from builtin_plugins.routes.operator.sleeping import Releasing
 
+    halves: list[Any] = [Releasing(registry)] if config.options.get("enable_sleep_mode") else []
+    if not config.options.get("enable_operator_routes"):
+        return halves
     settings = Settings.of(config.options.get("profiler_config") or {})
-    halves: list[Any] = [Releasing()] if config.options.get("enable_sleep_mode") else []
     return [*halves, Profiling(settings)] if settings else halves

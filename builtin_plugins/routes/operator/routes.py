@@ -24,6 +24,7 @@ from builtin_plugins.routes.names import names_of
 from builtin_plugins.routes.operator.pausing import NAME
 from builtin_plugins.routes.operator.profiling import NAME as PROFILING
 from builtin_plugins.routes.operator.profiling import Settings
+from builtin_plugins.routes.operator.sleep_calls import checked_level, checked_tags
 from builtin_plugins.routes.operator.sleeping import NAME as SLEEPING
 from builtin_plugins.routes.plugin_health import Faults, plugin_health
 from builtin_plugins.routes.schema import body_schema
@@ -38,8 +39,6 @@ ANSWER_S: Final = 1.0
 """As long the engine is waited for when its plugins' faults are asked: one in a long step is left out."""
 EMPTY_S: Final = 60.0
 """As long as blocks may be in use after all requests were ended: the longest step that is under way."""
-KV_CACHE: Final = "kv_cache"
-TAGS: Final = ("weights", KV_CACHE)
 _SECRETS: Final = ("token", "key", "password", "secret")
 _MODES: Final = ("abort", "wait", "keep")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
@@ -132,7 +131,7 @@ class OperatorRoutes:
     async def _resume(self, request: Request) -> JSONResponse:
         """Go on."""
         if self._sleeps:
-            await self._engine.call(f"{SLEEPING}.wake")
+            await self._wake(b"")
         await self._pausing("go_on")
         return JSONResponse({"status": "resumed"})
 
@@ -148,10 +147,9 @@ class OperatorRoutes:
         return paused == b"1", int(running)
 
     async def _sleep(self, request: Request) -> JSONResponse:
-        """End what runs, forget the prefix cache, and give the memory of the KV cache back; weights stay."""
+        """End what runs, forget the prefix cache, and give memory back: that of the KV cache, at level 2 the weights', too."""
         self._check_sleeps()
-        if (level := request.query_params.get("level", "1")) != "1":
-            raise InvalidRequest("level", f"must be 1, not {level[:100]!r}: weights stay in the memory of the host.")
+        level = checked_level(request.query_params.get("level", "1"))
         await self._pausing("rest")
         until_s = time.monotonic() + EMPTY_S
         while not await self._emptied():
@@ -159,24 +157,29 @@ class OperatorRoutes:
                 await self._pausing("go_on")
                 raise HTTPException(409, f"the cache was still in use after {EMPTY_S:g} s; try again.")
             await asyncio.sleep(POLL_S)
-        _, *released = await self._engine.call(f"{SLEEPING}.fall")
+        _, *released = await self._engine.call(f"{SLEEPING}.fall", level)
         return JSONResponse({"status": "asleep", "released_bytes": sum(map(int, released))})
 
     async def _emptied(self) -> bool:
         await self._end(self._engine.open_ids())
-        return bool(await self._engine.reset_prefix_cache())
+        if not await self._engine.reset_prefix_cache():
+            return False
+        idle, *_ = await self._engine.call(f"{SLEEPING}.idle")
+        return bool(idle == b"1")
 
     async def _wake_up(self, request: Request) -> JSONResponse:
-        """Go on; memory comes back as it is used. With `tags`, once the KV cache is among them."""
+        """Have the cache, the weights or both back, by `tags`, and go on when nothing sleeps any more."""
         self._check_sleeps()
-        tags = request.query_params.getlist("tags")
-        if unknown := sorted(set(tags) - set(TAGS)):
-            raise InvalidRequest("tags", f"are {' and '.join(TAGS)}, not {unknown[0][:100]!r}.")
-        if tags and KV_CACHE not in tags:
+        if await self._wake(checked_tags(request.query_params.getlist("tags"))):
             return JSONResponse({"status": "asleep"})
-        await self._engine.call(f"{SLEEPING}.wake")
         await self._pausing("go_on")
         return JSONResponse({"status": "awake"})
+
+    async def _wake(self, tags: bytes) -> bool:
+        """Wake what tags name; say whether anything sleeps on. Where weights cannot be read, nothing has changed."""
+        await self._engine.call(f"{SLEEPING}.wake", tags)
+        state, *_ = await self._engine.call(f"{SLEEPING}.woken", tags)
+        return bool(state == b"1")
 
     async def _is_sleeping(self, request: Request) -> JSONResponse:
         """Tell whether the engine sleeps."""

@@ -1,7 +1,7 @@
-"""Sleep: an engine that computes nothing gives the memory of its KV cache back to the system, until it is woken.
+"""Sleep: an engine that computes nothing gives memory back to the system, until it is woken.
 
-On a CPU weights lie where they would be moved to, so they stay; a cache whose blocks nobody holds is given back page by page,
-at its address, and comes again as it is written to.
+On a CPU weights lie where level 1 would move them to, so they stay, and the cache is given back page by page, at its address:
+it comes again as it is written to. Level 2 gives weights back as well; they are read again, into the memory they had.
 """
 
 from __future__ import annotations
@@ -9,34 +9,68 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from core.api import InvalidRequest
+from core.api import InvalidRequest, RequestFailed
 
 if TYPE_CHECKING:
-    from core.contracts.scheduling import WorkerParts
+    import torch
+
+    from core.contracts.scheduling import LoadedParts, WorkerParts
+    from core.spec.kv import LayerKV
 
 NAME: Final = "sleeping"
+KV_CACHE: Final = "kv_cache"
+WEIGHTS: Final = "weights"
+TAGS: Final = (WEIGHTS, KV_CACHE)
+LEVELS: Final = ("1", "2")
+"""What sleeps: the cache, or the weights, too. At either all has to be woken."""
 MADV_DONTNEED: Final = 4
 """Linux': what the range held is gone, and its pages are the system's again."""
 
 
 class Sleeping:
-    """The scheduler half: remembers that it sleeps. An engine that was started again is awake."""
+    """The scheduler half: knows what sleeps. An engine that was started again is awake."""
 
     name = NAME
 
-    def __init__(self) -> None:
-        self._asleep = False
+    def __init__(self, *, parks: bool) -> None:
+        """`parks`: somebody else keeps requests waiting meanwhile; else they are refused."""
+        self._parks = parks
+        self._asleep: set[str] = set()
+
+    def attach(self, scheduler: Any) -> None:
+        """Remember whose cache it is."""
+        self._scheduler = scheduler
+
+    def may_start(self, request: Any) -> bool:
+        """Refuse whoever would start meanwhile, and for ever wait."""
+        if self._asleep and not self._parks:
+            raise RequestFailed(f"the engine sleeps ({', '.join(sorted(self._asleep))}); call wake_up() first.")
+        return True
 
     def call(self, verb: str, data: bytes) -> bytes:
-        """Answer `fall`, `wake` and `state`, each with the state after it."""
-        if verb not in ("fall", "wake", "state"):
-            raise InvalidRequest("name", f"{NAME} knows fall, wake and state, not {verb!r}.")
-        self._asleep = verb == "fall" or (self._asleep and verb == "state")
+        """Answer whether anything sleeps: to `fall`, to `state`, to `wake`, which changes nothing here yet, and to `woken`,
+        when the workers have done that. `idle` answers whether nobody uses any block, without which nothing falls asleep.
+        """
+        if verb == "idle":
+            return b"1" if self._is_idle else b"0"
+        if verb == "fall":
+            if not self._is_idle:
+                raise InvalidRequest("level", "blocks of the cache are in use; end what runs, or try again.")
+            self._asleep = set(TAGS)
+        elif verb == "woken":
+            self._asleep.difference_update(data.decode().split(",") if data else TAGS)
+        elif verb not in ("state", "wake"):
+            raise InvalidRequest("name", f"{NAME} knows fall, wake, woken, idle and state, not {verb!r}.")
         return b"1" if self._asleep else b"0"
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._scheduler.kv_usage
 
 
 class Releasing:
@@ -44,21 +78,77 @@ class Releasing:
 
     name = NAME
 
+    def __init__(self, registry: Any) -> None:
+        self._registry = registry
+        self._without_weights = False
+
+    def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
+        """Remember what the model was read from."""
+        self._parts = parts
+        return ()
+
     def attach(self, parts: WorkerParts) -> None:
         """Remember where the cache is."""
-        on_host = parts.device == "cpu"
-        self._memory = [(t.data_ptr(), t.nbytes) for t in parts.memory.values()] if on_host else []
+        self._on_host = parts.device == "cpu"
+        self._memory = [(t.data_ptr(), t.nbytes) for t in parts.memory.values()]
 
     def call(self, verb: str, data: bytes) -> bytes | None:
-        """Answer `fall` with the bytes by which this process has become smaller."""
+        """Answer `fall` (with a level) with the bytes by which this process has become smaller, and `wake` (with tags)
+        with nothing, when what they name can be used again.
+        """
+        if verb == "wake" and self._without_weights and WEIGHTS in (data.decode().split(",") if data else TAGS):
+            self._read_weights()
+            self._without_weights = False
+            return b""
         if verb != "fall":
             return None
         before = _resident_bytes()
-        for address, num_bytes in self._memory:
-            _give_back(address, num_bytes)
+        if self._on_host:
+            for address, num_bytes in self._memory:
+                _give_back(address, num_bytes)
+            if data == b"2":
+                self._without_weights = True
+                for tensor in _tensors(self._parts.model):
+                    if tensor.is_contiguous():
+                        _give_back(tensor.data_ptr(), tensor.nbytes)
         with suppress(AttributeError):  # another C library keeps what it was given back
             ctypes.CDLL(None).malloc_trim(0)
         return str(max(0, before - _resident_bytes())).encode()
+
+    def _read_weights(self) -> None:
+        """Load the model once more, and move what it has into the memory of the first: addresses are known to many."""
+        from core.nn.loading import load_model  # lazy: the scheduler's process may have no torch
+
+        parts, context = self._parts, self._parts.context
+        again, _ = load_model(
+            parts.config,
+            parts.source,
+            self._registry,
+            device=context.device,
+            dtype=context.dtype,
+            attention=context.attention,
+            group=context.group,
+            pipeline=context.pipeline,
+            facts=parts.facts,
+        )
+        for mine, read in zip(_tensors(parts.model), _tensors(again), strict=True):
+            # What is part of a mapped file has come back by itself, and would no longer be part of it when written to.
+            if not mine.is_contiguous() or not _are_same(mine, read):
+                mine.copy_(read)
+            read.data = read.new_empty(0)  # each as soon as it is there, or there would be two models
+
+
+def _tensors(model: Any) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors have the same bytes; where one of them is no row of bytes, they may have."""
+    import torch  # lazy: as above
+
+    if not other.is_contiguous():
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _give_back(address: int, num_bytes: int) -> None:

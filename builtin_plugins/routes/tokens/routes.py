@@ -14,7 +14,7 @@ from builtin_plugins.routes.body import CONTEXTS, client_of, handed_over, read_r
 from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS, Priority, Small, as_typed
 from builtin_plugins.routes.conversation.running import choose_model, engine_id, last, now, sound
 from builtin_plugins.routes.conversation.sampling import sampling_params
-from builtin_plugins.routes.openai.answers import Usage, answer_id
+from builtin_plugins.routes.openai.answers import Usage, answer_id, handed_on
 from builtin_plugins.routes.openai.fields import StreamOptions
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
 from builtin_plugins.routes.schema import body_schema, bounded_schemas
@@ -25,7 +25,9 @@ PATH: Final = "/inference/v1/generate"
 _KNOWN: Final = frozenset((*SAMPLING_FIELDS, "structured_outputs", "output_kind", "detokenize", "extra_args"))
 _UNSERVED: Final[Mapping[str, Unserved]] = {
     "features": Unserved("is not served: this engine reads text"),
-    "kv_transfer_params": Unserved("is for engines that send each other blocks, which are not part of this version"),
+    "kv_transfer_params": Unserved(
+        "is for engines that send each other blocks: start them with a connector that does, such as tcp"
+    ),
 }
 
 
@@ -120,7 +122,8 @@ class TokenRoutes:
         output = await last(run)
         usage = Usage(self._cached_details)
         usage.count(0, output)
-        answer = {**head, "choices": [_choice(each, sampling) for each in output.outputs], "usage": usage.as_json()}
+        choices = [_choice(each, sampling) for each in output.outputs]
+        answer = {**head, "choices": choices, "usage": usage.as_json(), **handed_on([output])}
         if sampling.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return answer

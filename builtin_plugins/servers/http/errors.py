@@ -54,8 +54,11 @@ class Refused(Exception):
         self.answer = answer
 
 
-def describe(error: BaseException) -> ErrorAnswer:
-    """Return the answer to an exception; one that nobody foresaw is logged and says nothing of its inside."""
+def describe(error: BaseException, request_id: str | None = None) -> ErrorAnswer:
+    """Return the answer to an exception; one that nobody foresaw is logged and says nothing of its inside.
+
+    What a plugin has raised is told with the id under which whoever calls this logs it.
+    """
     if isinstance(error, InvalidRequest):
         return ErrorAnswer(400, str(error), "invalid_request_error", error.field, error.code)
     if isinstance(error, HTTPException):
@@ -71,8 +74,7 @@ def describe(error: BaseException) -> ErrorAnswer:
     if isinstance(error, EngineDead):
         return ErrorAnswer(503, str(error), "server_error", code="engine_dead")
     if isinstance(error, PluginError):
-        log.error("%s", error, exc_info=error.__cause__)
-        return ErrorAnswer(500, error.told, "server_error", code="plugin_failed")
+        return ErrorAnswer(500, error.told(request_id), "server_error", code="plugin_failed")
     if isinstance(error, EngineError):
         return _from_engine(error)
     if isinstance(error, ClientDisconnect):

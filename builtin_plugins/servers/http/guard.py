@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
+import logging
 import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import HTTPException
@@ -23,8 +25,11 @@ from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, desc
 from builtin_plugins.servers.http.limits import Limits
 from builtin_plugins.servers.http.parts import Outbox, Parts, parts
 from builtin_plugins.servers.http.turnstile import Turnstile
-from core.api import HttpStats, ServerActivity
+from core.api import HttpStats, PluginError, ServerActivity
+from core.logs import Seldom
 from core.text.places import Places
+
+log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
@@ -60,6 +65,7 @@ class Guard:
         self._error_forms = error_forms or {}
         self._methods = methods or {}
         self._measure = measure
+        self._seldom = Seldom(log)
         self.activity = ServerActivity()
         """What routes are told; when it says draining, only public paths are served."""
         self.is_crowded: Callable[[], bool] = lambda: False
@@ -80,7 +86,7 @@ class Guard:
         passage = self._door.enter(self._name(scope))
         scope["state"]["handed_over"] = passage.leave
         scope["state"]["reading"] = self._reading
-        scope["state"]["describe"] = describe
+        scope["state"]["describe"] = partial(self._told, scope)
         scope["state"]["template"] = template
         counted = scope["path"] not in self._public
         self.activity.open_requests += counted
@@ -108,11 +114,19 @@ class Guard:
         except Refused as refused:
             await answer.fail(refused.answer)
         except Exception as error:  # noqa: BLE001 - the last boundary: every exception becomes an answer
-            told = describe(error)
+            told = self._told(scope, error)
             if told.status == 405:  # the router knows one of a path's routes only
                 allowed = self._methods.get(self._template_of(scope["path"]), "")
                 told = replace(told, headers={**told.headers, "Allow": allowed})
             await answer.fail(told)
+
+    def _told(self, scope: Scope, error: BaseException) -> ErrorAnswer:
+        """Return the answer to an exception, with the id that the request has, or one for who asks about it."""
+        state = scope["state"]
+        known = state.get("request_id") or _request_id(scope).decode() or secrets.token_hex(16)
+        if isinstance(error, PluginError):
+            self._seldom.error(error.culprit, f"{error} Request: {known!r}.", error.__cause__ or error)
+        return describe(error, known)
 
     def _admit(self, scope: Scope) -> None:
         """Raise `HTTPException` or `Refused` for a request that may not pass."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from core.cli.plugins.against import uses_against
 from core.cli.plugins.doctor import check_facts, explain, kind_called, platform_facts, standings
 from core.cli.plugins.lock import write_lock
 from core.cli.plugins.scaffold import WRITTEN, next_steps, write_package
@@ -53,6 +54,11 @@ class PluginsCommand:
         _add_json(one)
         one = actions.add_parser("check", help="run the checks of one plugin and of the kinds it implements")
         one.add_argument("name", help="plugin, ./file.py or pkg.module")
+        one.add_argument(
+            "--against",
+            metavar="VERSION",
+            help="run no checks, list what the plugin uses that this version of the engine has not, or nobody promises",
+        )
         _add_json(one)
         one = actions.add_parser("lock", help="write the exact set of plugins, for --plugins-lock")
         one.add_argument("-o", "--output", default=LOCK_FILE, metavar="FILE", help=f"default: {LOCK_FILE}")
@@ -61,6 +67,9 @@ class PluginsCommand:
         one.add_argument("--kind", required=True, help=", ".join(WRITTEN))
         one.add_argument(
             "--architecture", metavar="NAME", help="of a model, as in its config.json; default: NameForCausalLM"
+        )
+        one.add_argument(
+            "--from", dest="begins_as", metavar="NAME", help="of a model: begin as a copy of this one, LlamaForCausalLM"
         )
         one.add_argument("-o", "--output", metavar="DIR", help="default: ./engine-NAME")
 
@@ -119,6 +128,8 @@ class PluginsCommand:
         return 0
 
     def _check(self, context: CommandContext) -> int:
+        if context.args.against:
+            return self._check_against(context)
         from core.testing.conformance import check_plugin  # lazy: the suites import torch
 
         results = list(check_plugin(context.args.name))
@@ -133,6 +144,20 @@ class PluginsCommand:
         print(f"{len(results)} checks, {len(failed)} failed")
         return 1 if failed else 0
 
+    def _check_against(self, context: CommandContext) -> int:
+        """List uses that do not fit; 1 where the version lacks something that is promised by others."""
+        uses = uses_against(context.args.name, context.args.against)
+        lacking = [use for use in uses if use.promised]
+        if context.args.json:
+            _print_json([dataclasses.asdict(use) for use in uses])
+        else:
+            for use in uses:
+                print(f"{use.place}: {use.what}")
+            print(
+                f"{len(lacking)} uses do not fit {context.args.against}, {len(uses) - len(lacking)} are promised by none"
+            )
+        return 1 if lacking else 0
+
     def _lock(self, context: CommandContext) -> int:
         plan = make_plan(context.config.plugins.plugins)
         Path(context.args.output).write_bytes(write_lock(plan))
@@ -142,7 +167,7 @@ class PluginsCommand:
     def _new(self, context: CommandContext) -> int:
         name, kind, architecture = context.args.name, context.args.kind, context.args.architecture
         folder = Path(context.args.output or f"engine-{name.replace('_', '-')}")
-        for file in write_package(name, kind, folder, architecture):
+        for file in write_package(name, kind, folder, architecture, context.args.begins_as):
             print(file)
         print(f"Next: {next_steps(name, folder)}")
         return 0

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import core
+from core.cli.plugins.borrowed import borrowed
 from core.errors import ConfigError, did_you_mean
+from core.plugin.discovery import discover
 from core.plugin.entry import API_VERSION
 from core.plugin.kinds import KINDS
 from core.testing.conformance.joints import JOINTS
@@ -25,23 +27,32 @@ WRITTEN: Final = {**KINDS, **JOINTS}
 """What a package can be written for."""
 
 
-def write_package(name: str, kind: str, folder: Path, architecture: str | None = None) -> list[Path]:
+def write_package(
+    name: str, kind: str, folder: Path, architecture: str | None = None, begins_as: str | None = None
+) -> list[Path]:
     """Write the package `engine-NAME` into `folder` and return its files.
 
-    A model's `architecture` is spelt as in its config.json; without it, that is a guess from the plugin's name.
+    A model's `architecture` is spelt as in its config.json; without it, that is a guess from the plugin's name. It may begin
+    as a copy of one of the engine's.
 
-    Raises `ConfigError` for a name that cannot be a module's, and for a folder that holds something already.
+    Raises `ConfigError` for a name that cannot be a module's or is that of a builtin, and for a folder that holds something
+    already.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ConfigError(f"{name!r} cannot be a plugin's name; use lower-case letters, digits and single underscores.")
+    if any(ref.builtin and ref.name == name for ref in discover()):
+        raise ConfigError(f"the engine has a plugin {name!r} itself, and no two may have one name; give yours another.")
     if kind not in WRITTEN:
         raise ConfigError(f"there is no kind {kind!r}; kinds: {', '.join(WRITTEN)}{did_you_mean(kind, WRITTEN)}")
     if architecture is not None and (kind != "models" or not architecture.isidentifier()):
         raise ConfigError(
             f"--architecture {architecture!r} is the name of a model in config.json, for --kind models only."
         )
+    if begins_as is not None and kind != "models":
+        raise ConfigError(f"--from {begins_as!r} is the name of a model in config.json, for --kind models only.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; give another folder with --output, nothing is written over.")
+    copy = None if begins_as is None else borrowed(begins_as)
     written = []
     for source, place in _files(kind):
         file = folder / _renamed(place, name)
@@ -53,10 +64,11 @@ def write_package(name: str, kind: str, folder: Path, architecture: str | None =
             ("VERSION_BOUNDS", version_bounds(core.__version__)),
             ("API_VERSION", str(API_VERSION)),
             ("PUBLISHED", PUBLISHED),
+            ("acme.model:spec", f"acme.model:{'spec' if copy is None else copy.function}"),
             ("AcmeForCausalLM", architecture or "AcmeForCausalLM"),
         ):
             text = text.replace(place_holder, value)
-        file.write_text(_renamed(text, name))
+        file.write_text(copy.text if copy is not None and source.name == "model.py" else _renamed(text, name))
         written.append(file)
     return sorted(written)
 

@@ -110,6 +110,24 @@ def check_nothing_is_read_back(subject: Subject) -> None:
                 backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
 
 
+def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
+    """What a graph was recorded with is another step's, once that was taken."""
+    if _make(subject).graph_support == "none":
+        return
+    for dtype, params in _variants(subject, reaches=({}, {"window": 5})):
+        backend, sequences = _make(subject), _sequences(subject, params, dtype, 4)
+        for counts in ({0: 9, 1: 30}, {0: 1, 1: 1}):
+            sequences.step(counts)
+        kept = backend.prepare(sequences.tokens({0: 1, 1: 1})[0]).kept(64)
+        for _ in range(2):
+            inputs, query, key, value = sequences.tokens({0: 1, 1: 1})
+            plan = backend.prepare(inputs)
+            expected = backend.attend(params, query, key, value, sequences.cache, plan)
+            kept.take(plan)
+            found = backend.attend(params, query, key, value, sequences.cache, kept)
+            assert torch.equal(found, expected), f"{subject.entry.name}: take(plan) does not bring all of a step."
+
+
 def check_keeps_its_inputs(subject: Subject) -> None:
     """Queries, keys and values may be parts of a larger tensor that is read again."""
     for dtype, params in _variants(subject, reaches=({},)):

@@ -134,7 +134,8 @@ def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
 @contextmanager
 def _opened(subject: Subject) -> Iterator[tuple[Any, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        settings = KVTransferConfig(subject.entry.name, kv_connector_extra_config=subject.target.trial(folder))
+        extra = subject.target.trial(folder)
+        settings = KVTransferConfig(subject.entry.name, kv_connector_extra_config=extra, kv_buffer_size=1 << 16)
         connector = subject.target(subject.config, settings)
         store = connector.store(_parts())
         try:

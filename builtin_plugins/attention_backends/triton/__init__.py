@@ -1,0 +1,1 @@
+"""Attention over blocks on GPUs, in Triton."""

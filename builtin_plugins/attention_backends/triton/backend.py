@@ -1,0 +1,133 @@
+"""Paged attention in Triton: what a step's kernels need is on the device already, so that a plan is four tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Final
+
+import torch
+from core_kernels.triton import attention
+from core_kernels.triton.attention import Layer, Step
+from core_kernels.triton.cache import write
+
+from core.api import AttentionInputs, AttentionParams, KVSpec
+
+PROGRAMS_PER_PROCESSOR: Final = 4
+PROGRAMS_ELSEWHERE: Final = 4
+"""Without processors to count, as in the interpreter."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One group in one step; what layers of equal reach need is made once, for the first of them."""
+
+    step: Step
+    slots: torch.Tensor
+    decodes: bool
+    """Some sequence has one token."""
+    reads: bool
+    """Some sequence has several."""
+    pieces: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    def pieces_of(self, layer: Layer) -> torch.Tensor:
+        """Return the pieces of sequences that decode, for layers that see as far."""
+        reach = layer.window, layer.chunk
+        found = self.pieces.get(reach)
+        if found is None:
+            found = self.pieces[reach] = attention.plan_decode(self.step.starts, self.step.lengths, *reach)
+        return found
+
+    def kept(self, max_len: int) -> Plan:
+        """Return the plan in memory of its own, where plans of later steps of as many rows, each up to so long, find room."""
+        step, slots = self.step, self.slots.clone()
+        num_seqs, width = step.table.shape
+        table = step.table.new_zeros(num_seqs, max(width, -(-max_len // step.block_size) + 1))
+        table[:, :width] = step.table
+        kept = replace(step, starts=step.starts.clone(), lengths=step.lengths.clone(), table=table)
+        return Plan(kept, slots, self.decodes, self.reads)
+
+    def take(self, other: Plan) -> None:
+        """Copy what another step of as many rows reads, for what was recorded with this plan."""
+        own, theirs = self.step, other.step
+        own.starts.copy_(theirs.starts)
+        own.lengths.copy_(theirs.lengths)
+        own.table[:, : theirs.table.shape[1]].copy_(theirs.table)
+        self.slots.copy_(other.slots)
+
+
+class TritonAttention:
+    """A block has the keys of its tokens, then their values: [num_blocks, vectors, block_size, kv_heads, head_size]."""
+
+    graph_support = "decode"
+    device_lengths = True
+
+    def __init__(self) -> None:
+        self._programs: int | None = None
+
+    def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Return [num_blocks, vectors, block_size, kv_heads, head_size]."""
+        return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
+
+    def prepare(self, inputs: AttentionInputs) -> Plan:
+        """Return what kernels read of the step."""
+        device, places = inputs.slots.device, inputs.query_starts
+        num_tokens, num_seqs = places[-1], len(places) - 1
+        lengths = inputs.lengths
+        if lengths is None:
+            lengths = torch.tensor(inputs.kv_lens).to(device, non_blocking=True)
+        if num_tokens == num_seqs:
+            starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
+        else:
+            starts = torch.tensor(places, dtype=torch.int32).to(device, non_blocking=True)
+        decodes = any(end - start == 1 for start, end in pairwise(places))
+        step = Step(starts, lengths, inputs.block_table, inputs.block_size, num_tokens)
+        return Plan(step, inputs.slots, decodes, reads=num_tokens > num_seqs)
+
+    def attend(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Plan,
+    ) -> torch.Tensor:
+        """Write keys and values, then compute sequences that decode, then the others."""
+        layer = _layer(params)
+        write(key, None if layer.is_latent else value, cache, plan.slots)
+        out = query.new_empty(*query.shape[:2], layer.value_size)
+        if plan.decodes:
+            pieces, programs = plan.pieces_of(layer), self._programs_of(layer, query.device)
+            attention.decode(layer, query, cache, plan.step, pieces, programs, out)
+        if plan.reads:
+            attention.attend(layer, query, cache, plan.step, out, skip_single=plan.decodes)
+        return out
+
+    def _programs_of(self, layer: Layer, device: torch.device) -> int:
+        """Return how many programs share the pieces: as many as keep the device busy, for all key-value heads together."""
+        if self._programs is None:
+            self._programs = PROGRAMS_ELSEWHERE
+            if device.type == "cuda":
+                processors: int = torch.cuda.get_device_properties(device).multi_processor_count
+                self._programs = PROGRAMS_PER_PROCESSOR * processors
+        return max(1, self._programs // layer.kv_heads)
+
+
+def _layer(params: AttentionParams) -> Layer:
+    """Return the layer in the kernels' words."""
+    return Layer(
+        heads=params.heads,
+        kv_heads=params.kv_heads,
+        head_size=params.head_size,
+        value_size=params.head_size if params.value_size is None else params.value_size,
+        scale=params.scale,
+        is_latent=params.value_size is not None,
+        causal=params.causal,
+        window=params.window or 0,
+        chunk=params.chunk or 0,
+        softcap=params.softcap or 0.0,
+        alibi=params.alibi,
+        sinks=params.sinks,
+        distance_bias=params.distance_bias,
+    )

@@ -1,0 +1,17 @@
+"""Attention in Triton: the default on GPUs."""
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_attention_backends() -> list[Entry]:
+    """Return the backend, for devices with a Triton compiler."""
+    return [
+        Entry(
+            "triton",
+            "builtin_plugins.attention_backends.triton.backend:TritonAttention",
+            "Triton: blocks read in place; decoding shares keys evenly over a grid that fits every length",
+            priority=10,
+            when={"triton": [True], "head_size": range(1, 577)},
+        )
+    ]

@@ -1,0 +1,115 @@
+"""What two engines say to each other before and while blocks move. msgspec structs in ZeroMQ frames; nothing is unpickled.
+
+The token never travels: each side proves that it knows it, over numbers that both have chosen for this connection. Bytes of
+blocks travel as they are, so the network is trusted not to look, and not trusted to deliver.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from core.api import BlockKey
+
+VERSION: Final = 1
+NONCE_BYTES: Final = 32
+MOST_BYTES: Final = 1 << 20
+"""Of a message that is no block: facts of a layout are the longest."""
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Who wants blocks begins."""
+
+    version: int
+    nonce: bytes
+
+
+class Challenge(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Who has blocks proves that it knows the token."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Join(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Who wants blocks proves it, too."""
+
+    proof: bytes
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Blocks may be asked for: how they are laid out here, as JSON."""
+
+    facts: str
+
+
+class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """And why."""
+
+    reason: str
+
+
+class Get(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """A block is wanted."""
+
+    number: int
+    """Of the request on its connection."""
+    key: BlockKey
+    waits: bool
+    """For a while, if it is not there yet."""
+
+
+class Here(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The next frame is the block."""
+
+    number: int
+    seal: bytes
+
+
+class Gone(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """It is not there."""
+
+    number: int
+
+
+FromClient = Hello | Join | Get
+FromServer = Challenge | Welcome | Refused | Here | Gone
+
+
+class PeerError(Exception):
+    """Another engine cannot be reached, or is not one whose blocks are of use here."""
+
+
+def address_of(host: str, port: int) -> str:
+    """Return an address as ZeroMQ reads it."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def proof(token: bytes, who: str, hello: bytes, challenge: bytes) -> bytes:
+    """Return what only who knows the token can say of two nonces."""
+    return hmac.digest(token, b"engine-kv/" + who.encode() + b"/" + hello + challenge, "sha256")
+
+
+def is_proof(said: bytes, token: bytes, who: str, hello: bytes, challenge: bytes) -> bool:
+    """Compare in a time that says nothing of where they differ."""
+    return hmac.compare_digest(said, proof(token, who, hello, challenge))
+
+
+def as_json(facts: Mapping[str, Any]) -> str:
+    """Return facts as they are told."""
+    return json.dumps(facts, sort_keys=True)
+
+
+def check_facts(here: Mapping[str, Any], told: str) -> None:
+    """Raise `PeerError` naming the first fact in which the other engine is set up otherwise: its bytes would mean something else."""
+    there, mine = json.loads(told), json.loads(as_json(here))
+    for name in (*here, *(name for name in there if name not in mine)):
+        if mine.get(name) != there.get(name):
+            raise PeerError(
+                f"it is set up otherwise: {name} is {there.get(name)!s:.200} there and {mine.get(name)!s:.200} here; "
+                "start both alike"
+            )

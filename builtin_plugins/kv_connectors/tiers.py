@@ -1,0 +1,31 @@
+"""Several tiers behind one cache, as they are shown: whoever looks sees one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from builtin_plugins.kv_connectors.scheduling import Traffic
+
+WORST_FIRST: Final = ("degraded", "opening", "ready")
+
+
+class Tiers:
+    """What all of them say, in the order in which they are asked for blocks."""
+
+    def __init__(self, tiers: Sequence[Traffic]) -> None:
+        self._tiers = tiers
+
+    def info(self) -> Mapping[str, str]:
+        """Return the labels of one: all names, the worst of their states, and its reason."""
+        said = [tier.info() for tier in self._tiers]
+        worst = min(said, key=lambda each: WORST_FIRST.index(each["state"]))
+        return {**worst, "connector": ", ".join(each["connector"] for each in said)}
+
+    def numbers(self) -> Mapping[str, float]:
+        """Return their sums, by metric."""
+        total: Counter[str] = Counter()
+        for tier in self._tiers:
+            total.update(tier.numbers())
+        return total

@@ -1,0 +1,1 @@
+"""Triton ops for GPUs, from `core_kernels.triton`."""

@@ -1,0 +1,1 @@
+"""GPUs that torch computes on."""

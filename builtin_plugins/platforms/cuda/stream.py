@@ -1,0 +1,38 @@
+"""The order of a device's work: what is launched runs behind what was launched before, and the host waits by events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DeviceStream:
+    """Functions run at once on the host; what they give the device to do is waited for by `result`."""
+
+    def __init__(self, module: Any) -> None:
+        """`module` is torch's for the device, as `torch.cuda`."""
+        self._module = module
+
+    def launch(self, function: Callable[[], T]) -> _Launched:
+        """Call the function and note where the device's work of it ends; what it raises is raised by `result`."""
+        try:
+            value = function()
+        except Exception as error:  # noqa: BLE001 - raised again by `result`
+            return _Launched(None, error, None)
+        event = self._module.Event()
+        event.record()
+        return _Launched(value, None, event)
+
+
+class _Launched:
+    def __init__(self, value: Any, error: Exception | None, event: Any) -> None:
+        self._value, self._error, self._event = value, error, event
+
+    def result(self) -> Any:
+        """Wait for the device; return what the function returned or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        self._event.synchronize()
+        return self._value

@@ -1,0 +1,398 @@
+"""Attention over blocks: prompts in tiles of queries, and decoding on a fixed grid whose programs share the keys evenly.
+
+A cache is [num_blocks, vectors, block_size, kv_heads, head_size]: a token's key and, unless values are the keys' beginning,
+its value. The query heads of a key-value head are rows of one product, so that its keys are read once.
+
+Decoding cuts what each sequence sees into pieces of `TILE` keys and numbers the pieces of all sequences. Each program
+takes as many neighbouring pieces, whosever they are. What it finds for a sequence stands at the place program + sequence,
+which no other pair has, since both only rise; so partial sums need no counting, and the grid is that of every step,
+whatever the lengths are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from core_kernels.triton.launching import LEAST_PRODUCT, exponential, is_wide, last_at_most, product, rounded, tanh
+
+Tensor = torch.Tensor
+
+TILE: Final = 64
+"""Keys that are multiplied at once, and in a piece."""
+MOST_ROWS: Final = 64
+"""Queries times heads of a program; a fourth of it where heads are as long as latents."""
+LONG_HEAD: Final = 256
+LENGTHS: Final = ("num_seqs", "programs", "table_row", "window", "chunk", "scale", "softcap", "reach")
+"""Numbers that differ from step to step or from layer to layer: a kernel is compiled once for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What is fixed about the attention of a layer; 0 or None where it has no such thing."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    scale: float
+    is_latent: bool = False
+    """Values are the first `value_size` elements of keys."""
+    causal: bool = True
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+    alibi: Tensor | None = None
+    sinks: Tensor | None = None
+    distance_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where a step's sequences are. All of it is on the device but three numbers."""
+
+    starts: Tensor
+    """[num_seqs + 1] int32: cumulative counts of tokens."""
+    lengths: Tensor
+    """[num_seqs] int64: keys of each sequence, those of this step included."""
+    table: Tensor
+    """[num_seqs, max_blocks] int32."""
+    block_size: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a layer's heads are laid out in programs."""
+
+    heads: int
+    """Query heads of a program, all of one key-value head."""
+    parts: int
+    """Programs that share the query heads of a key-value head."""
+    rows: int
+    main: int
+    """Elements of a head that keys and values have in common, or all; as a power of two."""
+    rest: int
+    """The keys' others, likewise; 0: there are none."""
+
+    @classmethod
+    def of(cls, layer: Layer, queries: int) -> _Shape:
+        group = layer.heads // layer.kv_heads
+        main = rounded(layer.value_size, LEAST_PRODUCT)
+        most = MOST_ROWS if main <= LONG_HEAD else MOST_ROWS // 4
+        heads = min(rounded(group), most)
+        rows = max(LEAST_PRODUCT, heads, min(most, rounded(queries * heads)))
+        rest = layer.head_size - layer.value_size
+        return cls(heads, triton.cdiv(group, heads), rows, main, rounded(rest, LEAST_PRODUCT) if rest else 0)
+
+
+def decode(layer: Layer, query: Tensor, cache: Tensor, step: Step, pieces: Tensor, programs: int, out: Tensor) -> None:
+    """Write attention of the sequences with one token to `out` [num_tokens, heads, value_size]; others' rows stay.
+
+    `pieces` is what `plan_decode` returns for the layer's reach.
+    """
+    num_seqs = len(step.lengths)
+    if not num_seqs:
+        return
+    shape = _Shape.of(layer, queries=1)
+    places = programs + num_seqs
+    sums = torch.empty((places, layer.heads, shape.main), dtype=torch.float32, device=query.device)
+    scales = torch.empty((places, layer.heads, 2), dtype=torch.float32, device=query.device)
+    _decode[programs, layer.kv_heads * shape.parts](
+        query, query.stride(0), query.stride(1), sums, scales, pieces, num_seqs,
+        **_common(layer, shape, cache, step), WIDE=is_wide(query), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    _merge[num_seqs, layer.heads](
+        sums, scales, out, out.stride(0), out.stride(1), layer.sinks, pieces, step.starts, num_seqs, programs,
+        HEADS=layer.heads, MAIN=shape.main, VALUE=layer.value_size, num_warps=1,
+    )  # fmt: skip
+
+
+def attend(layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, *, skip_single: bool) -> None:
+    """Write attention of every token to `out` [num_tokens, heads, value_size].
+
+    `skip_single`: not of sequences with one token, which `decode` computes.
+    """
+    num_seqs = len(step.lengths)
+    if not step.num_tokens:
+        return
+    shape = _Shape.of(layer, queries=step.num_tokens // num_seqs)
+    queries = shape.rows // shape.heads
+    _attend[step.num_tokens // queries + num_seqs, layer.kv_heads * shape.parts](
+        query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks, num_seqs,
+        **_common(layer, shape, cache, step), LEAST=2 if skip_single else 1, QUERIES=queries, WIDE=is_wide(query),
+        num_warps=4 if shape.rows < MOST_ROWS else 8, num_stages=2,
+    )  # fmt: skip
+
+
+def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Tensor:
+    """Return the number of the first piece of each sequence, and how many there are: [num_seqs + 1] int32.
+
+    Sequences with another number of tokens than one have none.
+    """
+    num_seqs = len(lengths)
+    pieces = torch.empty(num_seqs + 1, dtype=torch.int32, device=lengths.device)
+    _plan[(1,)](starts, lengths, pieces, num_seqs, window, chunk, BLOCK=rounded(num_seqs), TILE=TILE, num_warps=4)
+    return pieces
+
+
+def _common(layer: Layer, shape: _Shape, cache: Tensor, step: Step) -> dict[str, Any]:
+    """Return the arguments that both kernels have."""
+    bias = layer.distance_bias
+    return {
+        "cache": cache,
+        "cache_block": cache.stride(0),
+        "cache_vector": cache.stride(1),
+        "cache_slot": cache.stride(2),
+        "cache_head": cache.stride(3),
+        "table": step.table,
+        "table_row": step.table.stride(0),
+        "starts": step.starts,
+        "lengths": step.lengths,
+        "window": layer.window,
+        "chunk": layer.chunk,
+        "scale": layer.scale,
+        "softcap": layer.softcap,
+        "alibi": layer.alibi,
+        "bias": bias,
+        "reach": 0 if bias is None else bias.shape[1] // 2,
+        "BLOCK_SIZE": step.block_size,
+        "GROUP": layer.heads // layer.kv_heads,
+        "HEADS": shape.heads,
+        "PARTS": shape.parts,
+        "ROWS": shape.rows,
+        "MAIN": shape.main,
+        "REST": shape.rest,
+        "VALUE": layer.value_size,
+        "KEY": layer.head_size,
+        "LATENT": layer.is_latent,
+        "CAUSAL": layer.causal,
+        "REACHES": bool(layer.window or layer.chunk),
+        "CAPPED": bool(layer.softcap),
+        "TILE": TILE,
+    }
+
+
+@triton.jit
+def _first_seen(position, window, chunk):
+    """Return the first position that the token at `position` sees."""
+    first = position * 0
+    if window > 0:
+        first = tl.maximum(position - window + 1, 0)
+    if chunk > 0:
+        first = position // chunk * chunk
+    return first
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _plan(starts, lengths, pieces, num_seqs, window, chunk, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    mine = i < num_seqs
+    length = tl.load(lengths + i, mask=mine, other=0).to(tl.int32)
+    count = tl.load(starts + i + 1, mask=mine, other=0) - tl.load(starts + i, mask=mine, other=0)
+    seen = length - _first_seen(length - 1, window, chunk)
+    number = tl.where(count == 1, (seen + TILE - 1) // TILE, 0)
+    ends = tl.cumsum(number, 0)
+    tl.store(pieces + i, ends - number, mask=mine)
+    tl.store(pieces + num_seqs, tl.sum(number))
+
+
+@triton.jit
+def _walk(
+    main, rest, positions, heads, first, end, best, total, sums,
+    cache, cache_block, cache_vector, cache_slot, row, window, chunk, scale, softcap, alibi, bias, reach,
+    BLOCK_SIZE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
+    LATENT: tl.constexpr, CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Take the keys at positions `first` to `end` into account: return the largest scores, the sums of weights, and those of
+    weighted values. `row` is the sequence's of the block table; `cache` begins at the head."""
+    element = tl.arange(0, MAIN)
+    for at in range(first, end, TILE):
+        key_positions = at + tl.arange(0, TILE)
+        known = key_positions < end
+        blocks = tl.load(row + key_positions // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+        slots = cache + blocks * cache_block + (key_positions % BLOCK_SIZE) * cache_slot
+        key = tl.load(slots[:, None] + element[None, :], mask=known[:, None] & (element < VALUE)[None, :], other=0.0)
+        scores = product(main, tl.trans(key), tl.zeros((main.shape[0], TILE), tl.float32), WIDE)
+        if REST > 0:
+            more = VALUE + tl.arange(0, REST)
+            others = tl.load(slots[:, None] + more[None, :], mask=known[:, None] & (more < KEY)[None, :], other=0.0)
+            scores = product(rest, tl.trans(others), scores, WIDE)
+        scores *= scale
+        if CAPPED:
+            scores = softcap * tanh(scores / softcap)
+        ahead = key_positions[None, :] - positions[:, None]
+        if alibi is not None:
+            scores += tl.load(alibi + heads)[:, None] * ahead
+        if bias is not None:
+            near = tl.minimum(tl.maximum(ahead, -reach), reach) + reach
+            scores += tl.load(bias + heads[:, None] * (2 * reach + 1) + near)
+        seen = tl.broadcast_to(known[None, :], scores.shape)
+        if CAUSAL:
+            seen = seen & (ahead <= 0)
+        if REACHES:
+            seen = seen & (key_positions[None, :] >= _first_seen(positions, window, chunk)[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        most = tl.maximum(best, tl.max(scores, 1))
+        weights = exponential(scores, most[:, None])
+        left = exponential(best, most)
+        total = total * left + tl.sum(weights, 1)
+        if LATENT:
+            value = key
+        else:
+            place = slots[:, None] + cache_vector + element[None, :]
+            value = tl.load(place, mask=known[:, None] & (element < VALUE)[None, :], other=0.0)
+        sums = product(weights.to(value.dtype), value, sums * left[:, None], WIDE)
+        best = most
+    return best, total, sums
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _decode(
+    query, query_token, query_head, sums_out, scales_out, pieces, num_seqs,
+    cache, cache_block, cache_vector, cache_slot, cache_head, table, table_row, starts, lengths,
+    window, chunk, scale, softcap, alibi, bias, reach,
+    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr, LATENT: tl.constexpr,
+    CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A program: some pieces, by the query heads of one key-value head or a part of them."""
+    program = tl.program_id(0)
+    kv_head = tl.program_id(1) // PARTS
+    local = tl.program_id(1) % PARTS * HEADS + tl.arange(0, ROWS)
+    mine = (tl.arange(0, ROWS) < HEADS) & (local < GROUP)
+    heads = tl.where(mine, kv_head * GROUP + local, 0)
+    all_heads = tl.num_programs(1) // PARTS * GROUP
+    element = tl.arange(0, MAIN)
+
+    all_pieces = tl.load(pieces + num_seqs)
+    share = tl.cdiv(all_pieces, tl.num_programs(0))
+    piece = program * share
+    last = tl.minimum(piece + share, all_pieces)
+    sequence = last_at_most(pieces, num_seqs, piece)
+    while piece < last:
+        before = tl.load(pieces + sequence)
+        stop = tl.minimum(last, tl.load(pieces + sequence + 1))
+        length = tl.load(lengths + sequence).to(tl.int32)
+        origin = _first_seen(length - 1, window, chunk)
+        asked = query + tl.load(starts + sequence).to(tl.int64) * query_token + heads[:, None] * query_head
+        main = tl.load(asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0)
+        rest = main
+        if REST > 0:
+            more = VALUE + tl.arange(0, REST)
+            rest = tl.load(asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0)
+        best, total, sums = _walk(
+            main, rest, tl.zeros((ROWS,), tl.int32) + length - 1, heads,
+            origin + (piece - before) * TILE, tl.minimum(origin + (stop - before) * TILE, length),
+            tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, MAIN), tl.float32),
+            cache + kv_head * cache_head, cache_block, cache_vector, cache_slot, table + sequence * table_row,
+            window, chunk, scale, softcap, alibi, bias, reach,
+            BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
+        )  # fmt: skip
+        place = (program + sequence).to(tl.int64) * all_heads + heads
+        tl.store(sums_out + place[:, None] * MAIN + element[None, :], sums, mask=mine[:, None])
+        tl.store(scales_out + place * 2, best, mask=mine)
+        tl.store(scales_out + place * 2 + 1, total, mask=mine)
+        piece = stop
+        sequence += 1
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _merge(
+    sums_in, scales_in, out, out_token, out_head, sinks, pieces, starts, num_seqs, programs,
+    HEADS: tl.constexpr, MAIN: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """A program: one head of one sequence, whose parts stand in neighbouring places."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    begin = tl.load(pieces + sequence)
+    end = tl.load(pieces + sequence + 1)
+    if end > begin:
+        share = tl.cdiv(tl.load(pieces + num_seqs), programs)
+        element = tl.arange(0, MAIN)
+        best = tl.full((1,), float("-inf"), tl.float32)
+        total = tl.zeros((1,), tl.float32)
+        if sinks is not None:
+            best = tl.zeros((1,), tl.float32) + tl.load(sinks + head).to(tl.float32)
+            total += 1.0
+        sums = tl.zeros((MAIN,), tl.float32)
+        for program in range(begin // share, (end - 1) // share + 1):
+            place = (program + sequence).to(tl.int64) * HEADS + head
+            theirs = tl.load(scales_in + place * 2)
+            most = tl.maximum(best, theirs)
+            left = exponential(best, most)
+            weight = exponential(theirs, most)
+            total = total * left + tl.load(scales_in + place * 2 + 1) * weight
+            sums = sums * left + tl.load(sums_in + place * MAIN + element) * weight
+            best = most
+        at = out + tl.load(starts + sequence).to(tl.int64) * out_token + head * out_head
+        tl.store(at + element, (sums / total).to(out.dtype.element_ty), mask=element < VALUE)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _attend(
+    query, query_token, query_head, out, out_token, out_head, sinks, num_seqs,
+    cache, cache_block, cache_vector, cache_slot, cache_head, table, table_row, starts, lengths,
+    window, chunk, scale, softcap, alibi, bias, reach,
+    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr, LATENT: tl.constexpr,
+    CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
+    LEAST: tl.constexpr, QUERIES: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A program: some neighbouring queries of a sequence, by the query heads of one key-value head or a part of them.
+
+    Sequence s has the programs from starts[s] // QUERIES + s on: as many as it can need, the last of them idle."""
+    program = tl.program_id(0)
+    low = 0
+    high = num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(starts + middle) // QUERIES + middle <= program:
+            low = middle
+        else:
+            high = middle
+    start = tl.load(starts + low)
+    count = tl.load(starts + low + 1) - start
+    begin = (program - start // QUERIES - low) * QUERIES
+    if (begin < count) & (count >= LEAST):
+        kv_head = tl.program_id(1) // PARTS
+        row = tl.arange(0, ROWS)
+        token = begin + row // HEADS
+        local = tl.program_id(1) % PARTS * HEADS + row % HEADS
+        mine = (token < count) & (local < GROUP) & (row // HEADS < QUERIES)
+        heads = tl.where(mine, kv_head * GROUP + local, 0)
+        length = tl.load(lengths + low).to(tl.int32)
+        positions = length - count + tl.minimum(token, count - 1)
+        element = tl.arange(0, MAIN)
+        asked = query + (start + token).to(tl.int64)[:, None] * query_token + heads[:, None] * query_head
+        main = tl.load(asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0)
+        rest = main
+        if REST > 0:
+            more = VALUE + tl.arange(0, REST)
+            rest = tl.load(asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0)
+        first = 0
+        end = length
+        if CAUSAL:
+            first = _first_seen(length - count + begin, window, chunk)
+            end = length - count + tl.minimum(begin + QUERIES, count)
+        best, total, sums = _walk(
+            main, rest, positions, heads, first, end,
+            tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, MAIN), tl.float32),
+            cache + kv_head * cache_head, cache_block, cache_vector, cache_slot, table + low * table_row,
+            window, chunk, scale, softcap, alibi, bias, reach,
+            BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
+        )  # fmt: skip
+        if sinks is not None:
+            sink = tl.load(sinks + heads).to(tl.float32)
+            most = tl.maximum(best, sink)
+            left = exponential(best, most)
+            total = total * left + exponential(sink, most)
+            sums = sums * left[:, None]
+        at = out + (start + token).to(tl.int64)[:, None] * out_token + heads[:, None] * out_head
+        found = (sums / total[:, None]).to(out.dtype.element_ty)
+        tl.store(at + element[None, :], found, mask=mine[:, None] & (element < VALUE)[None, :])

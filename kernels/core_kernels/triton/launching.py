@@ -1,0 +1,103 @@
+"""What every launch needs: rounded sizes, rows as they lie in memory, and whether the interpreter computes.
+
+With `TRITON_INTERPRET=1` in the environment when this package is imported, kernels are read line by line on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+Tensor = torch.Tensor
+
+INTERPRETED: Final[bool] = bool(triton.knobs.runtime.interpret)
+LEAST_PRODUCT: Final = 16
+"""Matrix units take no smaller side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A tensor [..., width] as rows at two distances."""
+
+    tensor: Tensor
+    inner: int
+    """Rows that lie `inner_stride` elements apart; groups of so many lie `outer_stride` apart."""
+    outer_stride: int
+    inner_stride: int
+    count: int
+    width: int
+
+
+def rows_of(x: Tensor) -> Rows:
+    """Return the rows of x; a copy's where these lie at more than two distances, or in no order."""
+    count, width = x.numel() // max(1, x.shape[-1]), x.shape[-1]
+    x = x if x.dim() > 1 else x.reshape(1, -1)
+    if x.dim() > 3 or x.stride(-1) != 1:
+        x = x.reshape(count, width).contiguous()
+    if x.dim() == 2:
+        return Rows(x, 1, x.stride(0), 0, count, width)
+    return Rows(x, x.shape[1], x.stride(0), x.stride(1), count, width)
+
+
+def rounded(size: int, least: int = 1) -> int:
+    """Return the next power of two, which is what a block of a kernel has."""
+    return max(least, 1 << max(0, size - 1).bit_length())
+
+
+def is_wide(*tensors: Tensor) -> bool:
+    """Say whether products are of float32: those of float32 tensors are, and all that the interpreter computes.
+
+    It has no bfloat16.
+    """
+    return INTERPRETED or any(tensor.dtype == torch.float32 for tensor in tensors)
+
+
+def warps(elements: int) -> int:
+    """Return how many warps share a block of so many elements."""
+    return max(1, min(16, elements // 512))
+
+
+@triton.jit
+def product(a, b, acc, WIDE: tl.constexpr):
+    """Return acc + a @ b, without rounding float32 to fewer bits."""
+    if WIDE:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc)
+
+
+@triton.jit
+def exponential(x, least):
+    """Return exp(x - least), and 0 where both are -inf."""
+    return tl.exp(x - tl.where(least == float("-inf"), 0.0, least))
+
+
+@triton.jit
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x)); nothing grows on the way."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0.0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent."""
+    return 2.0 * sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def last_at_most(numbers, count, wanted):
+    """Return the last index below `count` whose number is at most `wanted`; numbers rise, the first is 0."""
+    low = 0
+    high = count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(numbers + middle) <= wanted:
+            low = middle
+        else:
+            high = middle
+    return low

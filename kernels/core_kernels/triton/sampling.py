@@ -1,0 +1,224 @@
+"""The choice of tokens: the best of a row, what is left of a row, and the inverse of its cumulative distribution.
+
+Rows are read in spans by many programs; sums of spans are of float64, in vocabulary order, so that a seed means the same
+token as it does elsewhere. Nothing is sorted: the smallest number that stays is found four bits at a time, from how much
+would stay above sixteen candidates.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from core_kernels.triton.launching import exponential, rounded
+
+Tensor = torch.Tensor
+
+SPAN: Final = 2048
+CHUNK: Final = 1024
+"""Numbers that are compared with sixteen candidates at once."""
+
+
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best logit and its token per row of logits [n, vocab]; the first of equals, NaN before all."""
+    rows = len(logits)
+    values = logits.new_empty(rows)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        tops, places = _tops(logits)
+        spans = tops.shape[1]
+        _best[(rows,)](tops, places, values, tokens, spans, BLOCK=rounded(spans), num_warps=1)
+    return values, tokens
+
+
+def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return one token per row, int64 [n], at its number of the cumulative distribution of logits [n, vocab]."""
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        tops, places = _tops(logits)
+        spans = tops.shape[1]
+        block = rounded(spans)
+        sums = torch.empty((rows, spans), dtype=torch.float64, device=logits.device)
+        _weigh[rows, spans](logits, logits.stride(0), tops, sums, vocab, spans, SPAN=SPAN, BLOCK=block, num_warps=4)
+        _draw[(rows,)](
+            logits, logits.stride(0), tops, places, sums, seeds, positions, tokens, vocab, spans,
+            SPAN=SPAN, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return tokens
+
+
+def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Return float32 logits [n, vocab], overwritten by -inf outside the best `top_k` int64 [n] (0: all) and `top_p` float32 [n].
+
+    Equals of the last one that stays do so as well, and the best one in any case.
+    """
+    rows, vocab = logits.shape
+    if rows:
+        _truncate[(rows,)](logits, logits.stride(0), top_k, top_p, vocab, CHUNK=CHUNK, num_warps=8)
+    return logits
+
+
+def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best of each span and where it is, [n, spans]."""
+    rows, vocab = logits.shape
+    spans = triton.cdiv(vocab, SPAN)
+    tops = logits.new_empty((rows, spans))
+    places = torch.empty((rows, spans), dtype=torch.int64, device=logits.device)
+    _top[rows, spans](logits, logits.stride(0), tops, places, vocab, spans, SPAN=SPAN, num_warps=4)
+    return tops, places
+
+
+@triton.jit
+def _best_of(values, mine):
+    """Return the place of the best: NaN before all, the first of equals."""
+    nan = (values != values) & mine
+    place = tl.arange(0, values.shape[0])
+    first_nan = tl.min(tl.where(nan, place, values.shape[0]))
+    most = tl.max(tl.where(mine & (values == values), values, float("-inf")))
+    first = tl.min(tl.where(mine & (values == most), place, values.shape[0] - 1))
+    return tl.where(first_nan < values.shape[0], first_nan, first)
+
+
+@triton.jit
+def _top(logits, row_stride, tops, places, vocab, spans, SPAN: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.program_id(1)
+    token = span * SPAN + tl.arange(0, SPAN)
+    values = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
+    place = span * SPAN + _best_of(values, token < vocab)
+    tl.store(tops + row * spans + span, tl.load(logits + row * row_stride + place))
+    tl.store(places + row * spans + span, place.to(tl.int64))
+
+
+@triton.jit
+def _best(tops, places, values, tokens, spans, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.arange(0, BLOCK)
+    top = tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf"))
+    at = row * spans + _best_of(top, span < spans)
+    tl.store(values + row, tl.load(tops + at))
+    tl.store(tokens + row, tl.load(places + at))
+
+
+@triton.jit
+def _weights(logits, row_stride, row, span, most, vocab, SPAN: tl.constexpr):
+    """Return exp(logit - most) of a span in float64; of a row without any choice, zeros."""
+    token = span * SPAN + tl.arange(0, SPAN)
+    values = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    return exponential(values, most).to(tl.float64)
+
+
+@triton.jit
+def _most_of(tops, row, spans, BLOCK: tl.constexpr):
+    span = tl.arange(0, BLOCK)
+    return tl.max(tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf")).to(tl.float32))
+
+
+@triton.jit
+def _weigh(logits, row_stride, tops, sums, vocab, spans, SPAN: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.program_id(1)
+    most = _most_of(tops, row, spans, BLOCK)
+    tl.store(sums + row * spans + span, tl.sum(_weights(logits, row_stride, row, span, most, vocab, SPAN)))
+
+
+@triton.jit
+def _mixed(x):
+    """Return the numbers of SplitMix64 behind a state."""
+    x += 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _uniform(seed, position):
+    """Return the number in [0, 1) of a seed and a position."""
+    mixed = _mixed(_mixed(seed.to(tl.uint64)) + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
+    return (mixed >> 11).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def _draw(
+    logits, row_stride, tops, places, sums, seeds, positions, tokens, vocab, spans,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.arange(0, BLOCK)
+    of_spans = tl.load(sums + row * spans + span, mask=span < spans, other=0.0)
+    ends = tl.cumsum(of_spans, 0)
+    target = _uniform(tl.load(seeds + row), tl.load(positions + row)) * tl.sum(of_spans)
+    chosen = tl.minimum(tl.sum((ends <= target).to(tl.int32)), spans - 1)
+    before = tl.max(tl.where(span < chosen, ends, 0.0))
+    most = _most_of(tops, row, spans, BLOCK)
+    weights = _weights(logits, row_stride, row, chosen, most, vocab, SPAN)
+    passed = tl.sum((tl.cumsum(weights, 0) <= target - before).to(tl.int32))
+    token = tl.minimum(chosen * SPAN + tl.minimum(passed, SPAN - 1), vocab - 1)
+    # Rounding may run past the last possible token; the best one is then as good a choice as any.
+    top = tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf"))
+    fallback = tl.load(places + row * spans + _best_of(top, span < spans))
+    possible = tl.load(logits + row * row_stride + token).to(tl.float32) > float("-inf")
+    tl.store(tokens + row, tl.where(possible, token.to(tl.int64), fallback))
+
+
+@triton.jit
+def _order(values):
+    """Return integers that are ordered as these float32 are."""
+    bits = values.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+
+
+@triton.jit
+def _floor(logits, vocab, least, most, wanted, WEIGHED: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the largest number in order such that logits from it on, of those from `least` on, count or weigh `wanted`."""
+    found = tl.full((1,), -(1 << 31), tl.int64)
+    candidate = tl.arange(0, 16).to(tl.int64)
+    for digit in range(8):
+        step = candidate << (28 - 4 * digit)
+        above = tl.zeros((16,), tl.float64)
+        for at in range(0, vocab, CHUNK):
+            token = at + tl.arange(0, CHUNK)
+            values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+            order = _order(values)
+            mine = (token < vocab) & (order >= least)
+            weight = tl.where(mine, 1.0, 0.0)
+            if WEIGHED:
+                weight = tl.where(mine, tl.exp(values - most), 0.0)
+            reached = order[:, None] >= (found + step)[None, :]
+            above += tl.sum(tl.where(reached, weight[:, None], 0.0), 0).to(tl.float64)
+        # The first candidate always reaches it: it is what was found so far.
+        found += tl.max(tl.where((above >= wanted) | (candidate == 0), step, 0))
+    return tl.max(found)
+
+
+@triton.jit
+def _truncate(logits, row_stride, top_k, top_p, vocab, CHUNK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    count = tl.load(top_k + row)
+    share = tl.load(top_p + row).to(tl.float64)
+    narrow = (count > 0) & (count < vocab)
+    if narrow | (share < 1.0):
+        least = tl.full((), -(1 << 31), tl.int64)
+        if narrow:
+            least = _floor(logits, vocab, least, 0.0, count.to(tl.float64), False, CHUNK)
+        if share < 1.0:
+            most = tl.full((), float("-inf"), tl.float32)
+            for at in range(0, vocab, CHUNK):
+                token = at + tl.arange(0, CHUNK)
+                most = tl.maximum(most, tl.max(tl.load(logits + token, mask=token < vocab, other=float("-inf"))))
+            total = tl.zeros((), tl.float64)
+            for at in range(0, vocab, CHUNK):
+                token = at + tl.arange(0, CHUNK)
+                values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+                total += tl.sum(tl.where(_order(values) >= least, tl.exp(values - most), 0.0)).to(tl.float64)
+            least = tl.maximum(least, _floor(logits, vocab, least, most, total * share, True, CHUNK))
+            least = tl.minimum(least, _order(most))
+        for at in range(0, vocab, CHUNK):
+            token = at + tl.arange(0, CHUNK)
+            values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+            tl.store(logits + token, float("-inf"), mask=(token < vocab) & (_order(values) < least))

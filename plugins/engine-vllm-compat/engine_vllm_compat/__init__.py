@@ -1,0 +1,1 @@
+"""Plugins that were written for vLLM."""

@@ -1,0 +1,84 @@
+"""Compiles kernels for a GPU that need not be there: each launch is translated as for compute capability 9.0, and not made.
+
+The interpreter takes much that the compiler does not. Run as a script, without `TRITON_INTERPRET`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from core_kernels.triton import scans
+from core_kernels.triton.cache import copy_blocks
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from builtin_plugins.attention_backends.triton.backend import TritonAttention
+from builtin_plugins.op_impls.triton import ops, plugin
+from core.contracts import AttentionParams
+from core.testing.attention_oracle import PagedSequences
+from core.testing.conformance.op_impls import _examples as examples
+
+MOST_SHARED = 227 << 10
+"""Bytes of shared memory that a program may have on such a device."""
+BY_HEAD = torch.linspace(-1.0, 1.0, 32)
+LAYERS = (
+    AttentionParams(32, 8, 128, 0.1),
+    AttentionParams(32, 8, 64, 0.1, window=7, softcap=3.0, alibi=BY_HEAD, sinks=BY_HEAD),
+    AttentionParams(16, 1, 576, 0.1, value_size=512),
+)
+
+
+class NoDevice:
+    """What Triton asks of a driver."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(NoDevice())
+    run, compiled = JITFunction.run, {}
+
+    def only_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = run(self, *args, **{**kwargs, "warmup": True})
+        compiled[self.__name__] = max(compiled.get(self.__name__, 0), kernel.metadata.shared)
+        return kernel
+
+    JITFunction.run = only_compiled
+    launch_all()
+    for name, shared in compiled.items():
+        print(name, shared)
+    sys.exit([name for name, shared in compiled.items() if shared > MOST_SHARED] or 0)
+
+
+def launch_all() -> None:
+    """Call what launches kernels, with tensors on the CPU that nobody reads."""
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape).to(torch.bfloat16)
+
+    backend = TritonAttention()
+    for params in LAYERS:
+        sequences = PagedSequences(backend, params, num_sequences=2, dtype=torch.bfloat16)
+        inputs, query, key, value = sequences.tokens({0: 1, 1: 20})
+        backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
+    for op in sorted({*plugin.OPS} - {"delta_scan"}):
+        for arguments in [given for given in examples(op, draw) if given[0].numel()][:4]:
+            getattr(ops, op)(*arguments)
+    copy_blocks(torch.zeros(3, 40), torch.zeros(3, 40), torch.tensor([[0, 1]]))
+    key, states = draw(1, 2, 2, 64), torch.zeros(1, 4, 64, 64)
+    for decay in (draw(1, 2, 4), draw(1, 2, 4, 64)):
+        scans.delta_scan(key, key, draw(1, 2, 4, 64), decay, draw(1, 2, 4), states)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Layers that keep a state, in Triton, are their references, through the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from core_kernels.triton import scans
+
+from builtin_plugins.op_impls.triton import ops
+from core.ops import reference
+
+STRETCHES = ((0, 1), (1, 1), (2, 5))
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n", "length"), STRETCHES)
+def test_causal_conv(n: int, length: int, dtype: torch.dtype) -> None:
+    x, state = torch.randn(n, length, 24).to(dtype)[..., :9], torch.randn(n, 3, 9).to(dtype)
+    for bias, activate in ((torch.randn(9).to(dtype), True), (None, False)):
+        given = x, state, torch.randn(4, 9).to(dtype), bias, activate
+        assert_same(scans.causal_conv(*given), reference.causal_conv(*given), 1e-5 if dtype is torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize(("n", "length"), STRETCHES)
+def test_selective_scan(n: int, length: int) -> None:
+    x, step = torch.randn(n, length, 60)[..., :33], torch.rand(n, length, 33)
+    write, read = torch.randn(n, length, 5), torch.randn(n, length, 5)
+    given = x, step, -torch.rand(33, 5), write, read, torch.randn(n, 33, 5)
+    assert_same(scans.selective_scan(*given), reference.selective_scan(*given))
+
+
+@pytest.mark.parametrize(("n", "length"), STRETCHES)
+def test_ssd_scan(n: int, length: int) -> None:
+    write, read = (torch.randn(n, length, 2, 12)[..., :6] for _ in range(2))
+    given = torch.randn(n, length, 4, 3), torch.rand(n, length, 4), -torch.rand(4), write, read, torch.randn(n, 4, 3, 6)
+    assert_same(scans.ssd_scan(*given), reference.ssd_scan(*given))
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize(("n", "length"), STRETCHES)
+def test_delta_scan(n: int, length: int, by_channel: bool) -> None:
+    query, key = torch.randn(n, length, 2, 6), torch.randn(n, length, 2, 6) * 0.3
+    decay = -torch.rand(n, length, 4, 6) if by_channel else -torch.rand(n, length, 4)
+    given = query, key, torch.randn(n, length, 4, 5), decay, torch.rand(n, length, 4), torch.randn(n, 4, 6, 5)
+    assert_same(scans.delta_scan(*given), reference.delta_scan(*given))
+
+
+def test_long_stretches_are_products_over_chunks() -> None:
+    length = ops.MOST_WALKED + 1
+    write, read = torch.randn(1, length, 1, 3), torch.randn(1, length, 1, 3)
+    given = torch.randn(1, length, 2, 4), torch.rand(1, length, 2), -torch.rand(2), write, read, torch.randn(1, 2, 4, 3)
+    assert_same(ops.ssd_scan(*given), reference.ssd_scan(*given))

@@ -1,0 +1,272 @@
+"""What is published can be had again, in order, whoever missed it; what cannot be had is seen to be missing."""
+
+import random
+import runpy
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from patience import PATIENCE_S
+
+from builtin_plugins.kv_events.events import AllBlocksCleared, BlockRemoved, Cleared, Removed, Stored, Writer
+from builtin_plugins.kv_events.publisher import END, Publisher
+from builtin_plugins.kv_events.settings import Settings, settings_of
+from core.api import ConfigError, EngineConfig
+from core.kv import plan_layout
+from core.spec.kv import FullAttention, LayerKV
+
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "clients" / "kv_events.py"))
+LAYOUT = plan_layout(
+    [LayerKV("a", FullAttention(1, 8, "float32"))],
+    block_size=4,
+    memory_bytes=0,
+    num_blocks=8,
+    max_model_len=8,
+    max_num_seqs=1,
+)
+KEYS = [bytes([i]) * 32 for i in range(200)]
+LAST = b"\xff" * 32
+
+
+@pytest.fixture
+def context():
+    made = zmq.Context()
+    yield made
+    made.destroy(0)
+
+
+@pytest.fixture
+def open_publisher(tmp_path):
+    made = []
+
+    def open_it(**fields):
+        addresses = {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replay"}
+        settings = msgspec.convert({"enable_kv_cache_events": True, **addresses, **fields}, Settings)
+        publisher = Publisher(settings)
+        made.append(publisher)
+        publisher.start(Writer(LAYOUT, as_bytes=True).events)
+        return publisher, settings
+
+    yield open_it
+    for publisher in made:
+        publisher.close()
+
+
+def stored(key):
+    return Stored("GPU", 0, [key], None, [1, 2, 3, 4])
+
+
+def replayed(context, settings, since):
+    """Return (number, events) of everything that is sent again, up to the end."""
+    found = []
+    with context.socket(zmq.DEALER) as asking:
+        asking.connect(settings.replay_endpoint)
+        asking.send_multipart((b"", since.to_bytes(8, "big")))
+        while True:
+            assert asking.poll(PATIENCE_S * 1000), "no answer"
+            _, number, batch = asking.recv_multipart()
+            if not batch:
+                assert number == END
+                return found
+            found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)))
+
+
+def taken(publisher):
+    """Wait until what was sent is on its way, so that what comes next is another batch."""
+    while publisher._waiting:
+        time.sleep(0.001)
+
+
+def until(context, settings, number):
+    """Return all batches when there are so many of them."""
+    while len(found := replayed(context, settings, 0)) < number:
+        pass
+    return found
+
+
+def test_a_batch_is_an_array_of_time_events_and_rank(open_publisher, context):
+    publisher, settings = open_publisher(block_hashes="int")
+    publisher.send(stored(KEYS[1]))
+    ((number, (ts, events, rank)),) = until(context, settings, 1)
+    assert (number, rank) == (0, 0)
+    assert ts > 1.7e9
+    tail = [None, 0, "full_attention", None]
+    assert events == [["BlockStored", [KEYS[1]], None, [1, 2, 3, 4], 4, None, "GPU", None, *tail]]
+
+
+def test_keys_are_numbers_unless_bytes_are_wanted():
+    (event,) = Writer(LAYOUT, as_bytes=False).events([Stored("GPU", 0, [bytes(24) + b"\1" * 8], LAST, [])])
+    assert (event.block_hashes, event.parent_block_hash) == ([0x0101010101010101], 2**64 - 1)
+
+
+def test_events_are_as_few_as_there_can_be():
+    writer = Writer(LAYOUT, as_bytes=True)
+    gone = [Removed("GPU", 0, key) for key in KEYS[:3]]
+    assert writer.events([*gone, Removed("CPU", 0, KEYS[3]), gone[0]]) == [
+        BlockRemoved(KEYS[:3], "GPU", 0),
+        BlockRemoved([KEYS[3]], "CPU", 0),
+        BlockRemoved([KEYS[0]], "GPU", 0),
+    ]
+    events = writer.events([stored(KEYS[0]), *gone, Cleared(), stored(KEYS[1])])
+    assert [type(event).__name__ for event in events] == ["AllBlocksCleared", "BlockStored"]
+    assert events[0] == AllBlocksCleared()
+
+
+def test_only_what_was_asked_for_and_is_kept_is_sent_again(open_publisher, context):
+    publisher, settings = open_publisher(buffer_steps=3)
+    for key in KEYS[:6]:
+        publisher.send(stored(key))
+        taken(publisher)
+    numbers = [number for number, _ in replayed(context, settings, 0)]
+    assert len(numbers) <= 3
+    assert [number for number, _ in replayed(context, settings, numbers[-1])] == numbers[-1:]
+    assert replayed(context, settings, numbers[-1] + 1) == []
+
+
+def test_a_request_that_is_none_gets_no_answer_and_stops_nothing(open_publisher, context):
+    publisher, settings = open_publisher()
+    with context.socket(zmq.DEALER) as asking:
+        asking.connect(settings.replay_endpoint)
+        for frames in ([b""], [b"", b"short"], [b"x", bytes(8)], [b"", bytes(8), b""], [bytes(8)]):
+            asking.send_multipart(frames)
+        publisher.send(stored(KEYS[0]))
+        assert len(until(context, settings, 1)) == 1
+        assert not asking.poll(0)
+
+
+def test_changes_without_room_leave_a_gap_that_is_seen(open_publisher, context, caplog):
+    publisher, settings = open_publisher(max_queue_size=2)
+    held, go_on = threading.Event(), threading.Event()
+    write = publisher._write
+
+    def slowly(changes):
+        held.set()
+        assert go_on.wait(PATIENCE_S)
+        return write(changes)
+
+    publisher._write = slowly
+    publisher.send(stored(KEYS[0]))
+    assert held.wait(PATIENCE_S)
+    for key in KEYS[1:5]:
+        publisher.send(stored(key))
+    go_on.set()
+    until(context, settings, 2)
+    publisher.send(stored(KEYS[6]))
+    numbers = [number for number, _ in until(context, settings, 3)]
+    assert sorted(set(range(4)) - set(numbers)) in ([1], [2])
+    assert "max_queue_size" in caplog.text
+
+
+def test_what_waits_is_sent_before_the_end(open_publisher, context):
+    publisher, settings = open_publisher()
+    index, done = EXAMPLE["Index"](), threading.Event()
+
+    def listen():
+        for events in EXAMPLE["follow"](context, settings.endpoint, settings.replay_endpoint, "", 1000 * PATIENCE_S):
+            index.apply(events)
+            if ("GPU", 0, LAST) in index.parents:
+                done.set()
+                return
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    while not index.parents:  # it listens
+        publisher.send(stored(KEYS[0]))
+    publisher.send(stored(LAST))
+    publisher.close()
+    publisher.close()
+    assert done.wait(PATIENCE_S)
+    thread.join()
+
+
+def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_publisher, context, tmp_path):
+    publisher, settings = open_publisher()
+    lossy = f"ipc://{tmp_path}/lossy"
+    index, held, dice, done = EXAMPLE["Index"](), set(), random.Random(3), threading.Event()
+    lost = []
+
+    def relay():
+        """Bring a third of the messages, and the last."""
+        losses = random.Random(4)
+        source, sink = context.socket(zmq.SUB), context.socket(zmq.PUB)
+        source.subscribe(b"")
+        source.connect(settings.endpoint)
+        sink.bind(lossy)
+        while not done.is_set():
+            if source.poll(10):
+                message = source.recv_multipart()
+                if LAST in message[2] or losses.random() < 1 / 3:
+                    sink.send_multipart(message)
+                else:
+                    lost.append(message)
+        source.close(0)
+        sink.close(0)
+
+    def listen():
+        for events in EXAMPLE["follow"](context, lossy, settings.replay_endpoint, "", 1000 * PATIENCE_S):
+            index.apply(events)
+            if done.is_set():
+                return
+
+    threads = [threading.Thread(target=relay), threading.Thread(target=listen)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        key = dice.choice(KEYS)
+        if dice.random() < 0.02:
+            held.clear()
+            publisher.send(Cleared())
+        elif key in held:
+            held.remove(key)
+            publisher.send(Removed("GPU", 0, key))
+        else:
+            held.add(key)
+            publisher.send(stored(key))
+        taken(publisher)
+    while ("GPU", 0, LAST) not in index.parents:  # its last message comes, once somebody listens
+        publisher.send(stored(LAST))
+    assert {key for _, _, key in index.parents} == held | {LAST}
+    assert lost, "nothing was missed"
+    done.set()
+    while threads[1].is_alive():
+        publisher.send(stored(LAST))
+    for thread in threads:
+        thread.join()
+
+
+def test_an_address_in_use_is_named(open_publisher):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(
+            ConfigError, match=f"--kv-events-config.replay_endpoint {address}: .*choose another address"
+        ):
+            open_publisher(replay_endpoint=address)
+
+
+def config(given):
+    return replace(EngineConfig(), options={"kv_events_config": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"endpont": "x"}, "no 'endpont'; did you mean 'endpoint'"),
+        ({"hwm": 0}, "hwm"),
+        ({"publisher": "kafka"}, "publisher"),
+        ({"enable_kv_cache_events": True, "endpoint": "inproc://x"}, "endpoint 'inproc://x' must begin with tcp://"),
+        ({"enable_kv_cache_events": True, "replay_endpoint": "x"}, "replay_endpoint 'x'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(given, message):
+    with pytest.raises(ConfigError, match=message):
+        settings_of(config(given))
+
+
+def test_nothing_is_published_unless_it_is_asked_for():
+    for given in (None, {}, {"endpoint": "tcp://*:1"}, {"enable_kv_cache_events": True, "publisher": "null"}):
+        assert settings_of(config(given)) is None

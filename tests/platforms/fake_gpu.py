@@ -1,0 +1,132 @@
+"""A device that records and replays, on a CPU: Triton's interpreter computes, torch's calls and launches are written down.
+
+It takes the GPU platform's whole path: fixed places, padded sizes, launch and fetch, replays. What a recording does not
+hold is not done again, so a step that depends on anything else gives other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+from builtin_plugins.platforms.cuda.platform import GpuPlatform
+from builtin_plugins.platforms.cuda.replayed import ReplayedModel
+from core.api import Entry, hookimpl
+
+GIB = 1 << 30
+NO_CPU = ("no:ops_cpu", "no:quant_packed", "no:attention_paged")
+"""Plugins without which the CPU's kernels stay out."""
+
+
+class FakeRecorder:
+    """Writes down what a function has the device do."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def record(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        """Run the function, whose every call is kept with its tensors."""
+        calls: list[Callable[[], object]] = []
+        with launches_kept(calls), _Operations(calls):
+            out = function()
+
+        def replay() -> None:
+            self.replays += 1
+            for call in calls:
+                call()
+
+        return replay, out
+
+
+@contextmanager
+def launches_kept(calls: list[Callable[[], object]]) -> Any:
+    """Add each launch to `calls`; what the interpreter has torch do for it is no call of its own."""
+    launch = GridExecutor.__call__
+
+    def kept(self: Any, *args: Any, **kwargs: Any) -> None:
+        def run() -> None:
+            launch(self, *args, **kwargs)
+
+        with torch.utils._python_dispatch._disable_current_modes():
+            run()
+        calls.append(run)
+
+    GridExecutor.__call__ = kept
+    try:
+        yield
+    finally:
+        GridExecutor.__call__ = launch
+
+
+class _Operations(TorchDispatchMode):
+    """Adds each operation that computes something to `calls`."""
+
+    def __init__(self, calls: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        out = func(*args, **given)
+        if func._schema.is_mutable:
+            self._calls.append(lambda: func(*args, **given))
+            return out
+        memory = {each.untyped_storage().data_ptr() for each in (*args, *given.values()) if torch.is_tensor(each)}
+        made = [each for each in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(each)]
+        if any(each.untyped_storage().data_ptr() in memory for each in made if each.numel()):
+            return out  # a view stays one
+
+        def again() -> None:
+            found = func(*args, **given)
+            for old, new in zip(made, found if isinstance(found, (tuple, list)) else [found], strict=False):
+                old.copy_(new)
+
+        self._calls.append(again)
+        return out
+
+
+class _Event:
+    def record(self) -> None:
+        """Nothing is under way."""
+
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
+
+
+class FakeGpu(GpuPlatform):
+    """A GPU of 2 GiB, half of which others have."""
+
+    name = "fake"
+    device = "cpu"
+    made: ReplayedModel | None = None
+    recorder = FakeRecorder()
+
+    @property
+    def _module(self) -> Any:
+        return SimpleNamespace(
+            device_count=lambda: 1,
+            mem_get_info=lambda: (GIB, 2 * GIB),
+            empty_cache=lambda: None,
+            Event=_Event,
+        )
+
+    def wrap(self, model: Any, sizes: Sequence[int]) -> Callable[[Any], torch.Tensor]:
+        """Return the model, recorded by this device."""
+        if not sizes:
+            return model.__call__
+        FakeGpu.recorder = FakeRecorder()
+        FakeGpu.made = ReplayedModel(model, sizes, self._max_model_len, FakeGpu.recorder)
+        return FakeGpu.made
+
+
+@hookimpl
+def engine_platforms() -> list[Entry]:
+    return [Entry("fake", FakeGpu, "a device that records and replays", priority=1000)]

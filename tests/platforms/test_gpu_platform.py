@@ -1,0 +1,196 @@
+"""What the GPU platforms say of a device, and steps that are recorded and done again on one that is no GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import GIB, NO_CPU, FakeGpu, FakeRecorder
+
+from builtin_plugins.platforms.cuda import platform as gpu
+from builtin_plugins.platforms.cuda.replayed import MOST_ROWS, ReplayedModel, ladder
+from builtin_plugins.platforms.cuda.stream import DeviceStream
+from core import LLM, SamplingParams
+from core.api import ForwardBatch
+from core.config import EngineConfig
+from core.errors import ConfigError
+from core.testing.checkpoints import ARCHITECTURES, make_checkpoint
+
+FAKE = str(Path(__file__).with_name("fake_gpu_plugin.py"))
+PROMPTS = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (17, 3)]
+
+
+def config_of(**scheduler: int) -> EngineConfig:
+    config = EngineConfig()
+    return replace(config, scheduler=replace(config.scheduler, **scheduler))
+
+
+def test_asking_initialises_nothing_and_imports_no_triton() -> None:
+    script = (
+        "import sys, torch\n"
+        "from builtin_plugins.platforms.cuda.platform import CudaPlatform, RocmPlatform, XpuPlatform\n"
+        "print([made().is_available() for made in (CudaPlatform, RocmPlatform, XpuPlatform)])\n"
+        "assert not torch.cuda.is_initialized() and 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("made", [gpu.CudaPlatform, gpu.RocmPlatform, gpu.XpuPlatform])
+def test_a_kind_is_there_only_where_torch_is_built_for_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(device_count=lambda: 1)
+    monkeypatch.setattr(made, "_module", found)
+    for hip in (None, "6.4"):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert made().is_available() == (made is gpu.XpuPlatform or (made is gpu.RocmPlatform) == (hip is not None))
+    found.device_count = lambda: 0
+    assert not made().is_available()
+
+
+def test_bfloat16_becomes_float16_where_a_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.CudaPlatform, "_module", SimpleNamespace(device_count=lambda: 1))
+    for capability, picked in (((7, 5), "float16"), ((9, 0), "bfloat16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda own=capability: own)
+        assert gpu.CudaPlatform().pick_dtype("bfloat16") == picked
+        assert gpu.CudaPlatform().pick_dtype("float32") == "float32"
+        facts = gpu.CudaPlatform().facts()
+        assert (facts["capability"], facts["float8"]) == (10 * capability[0] + capability[1], capability == (9, 0))
+
+
+def test_the_cache_gets_what_is_left_of_the_share() -> None:
+    config = config_of(max_num_batched_tokens=1024, max_num_seqs=16)
+    steps = 1024 * gpu.BYTES_PER_TOKEN + 16 * gpu.BYTES_PER_ROW
+    before, after = FakeGpu(), FakeGpu()
+    after.start(config)
+    assert after.kv_memory_bytes(config, 100 << 20) == int(0.9 * 2 * GIB) - GIB - steps
+    assert before.kv_memory_bytes(config, 100 << 20) == int(0.9 * 2 * GIB) - GIB - steps - (100 << 20)
+    assert before.free_memory_bytes(config) == GIB - int(2 * GIB * (1 - 0.9))
+    asked = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=12345))
+    assert before.kv_memory_bytes(asked, 1) == 12345
+
+
+def test_a_share_that_leaves_nothing_is_refused_with_what_is_taken() -> None:
+    config = config_of(max_num_batched_tokens=8192, max_num_seqs=16)
+    with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.9 of 2\.00 GiB .* 0\.50 GiB of it by weights"):
+        FakeGpu().kv_memory_bytes(config, GIB // 2)
+
+
+def test_more_ranks_than_one_are_refused() -> None:
+    config = EngineConfig()
+    config = replace(config, parallel=replace(config.parallel, tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 .* uses one device"):
+        FakeGpu().start(config)
+
+
+def test_sizes_rise_to_the_first_that_holds_all_rows() -> None:
+    assert ladder(1) == (1,)
+    assert ladder(3) == (1, 2, 4)
+    assert ladder(20) == (1, 2, 4, 8, 16, 24)
+    assert ladder(256)[-3:] == (240, 248, 256)
+    assert ladder(4000)[-1] == MOST_ROWS
+    eager = EngineConfig()
+    platform = FakeGpu()
+    platform.start(replace(eager, model=replace(eager.model, enforce_eager=True)))
+    assert platform.sizes(eager) == ()
+
+
+def test_what_a_launch_raises_is_raised_by_its_result() -> None:
+    events: list[str] = []
+    event = SimpleNamespace(record=lambda: events.append("record"), synchronize=lambda: events.append("wait"))
+    stream = DeviceStream(SimpleNamespace(Event=lambda: event))
+    launched = stream.launch(lambda: 7)
+    assert events == ["record"]
+    assert (launched.result(), events) == (7, ["record", "wait"])
+    failed = stream.launch(lambda: [][1])
+    with pytest.raises(IndexError):
+        failed.result()
+
+
+class Plan:
+    """A plan of one number."""
+
+    def __init__(self, number: float) -> None:
+        self.number = torch.tensor(number)
+
+    def kept(self, max_len: int) -> Plan:
+        assert max_len == 64
+        return Plan(float(self.number))
+
+    def take(self, other: Plan) -> None:
+        self.number.copy_(other.number)
+
+
+def batch_of(size: int, number: float, **changes: Any) -> ForwardBatch:
+    plan = Plan(number)
+    ids = torch.arange(size)
+    made = ForwardBatch(ids, ids + 1, [plan, plan], [0] * size, [0] * size, [1] * size, [1] * size, ids[None])
+    return replace(made, **changes)
+
+
+def replayed(model: Callable[[ForwardBatch], torch.Tensor]) -> tuple[ReplayedModel, FakeRecorder]:
+    recorder = FakeRecorder()
+    return ReplayedModel(model, (2, 4), 64, recorder), recorder  # type: ignore[arg-type]
+
+
+def result_of(batch: ForwardBatch) -> torch.Tensor:
+    return batch.input_ids * 10.0 + batch.positions * batch.attention[1].number
+
+
+def test_a_step_is_done_again_with_what_later_steps_bring() -> None:
+    model, recorder = replayed(result_of)
+    for number in range(5):
+        batch = batch_of(4, float(number))
+        assert torch.equal(model(batch), result_of(batch))
+    assert recorder.replays == 4  # but the first, which was plain
+
+
+@pytest.mark.parametrize(
+    "changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}, {"adapter_set": 1}]
+)
+def test_steps_of_other_kinds_and_sizes_are_plain_calls(changes: dict[str, Any]) -> None:
+    model, recorder = replayed(result_of)
+    for _ in range(3):
+        model(batch_of(4, 1.0, **changes))
+        model(batch_of(3, 1.0))
+    assert recorder.replays == 0
+
+
+def test_a_model_that_reads_a_steps_numbers_on_the_host_is_called_as_ever() -> None:
+    def reads(batch: ForwardBatch) -> torch.Tensor:
+        return result_of(batch) + len(batch.starts)
+
+    model, recorder = replayed(reads)
+    for number in range(3):
+        batch = batch_of(2, float(number))
+        assert torch.equal(model(batch), reads(batch))
+    assert recorder.replays == 0
+
+
+def tokens_of(folder: Path, **settings: Any) -> list[list[int]]:
+    sampling = SamplingParams(temperature=0.7, seed=3, top_k=20, max_tokens=5, ignore_eos=True)
+    sizes = {"max_num_seqs": 3, "max_model_len": 64, "num_gpu_blocks_override": 40}
+    with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **sizes, **settings) as llm:
+        return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+
+
+def test_tokens_of_replayed_steps_are_those_of_the_cpu(tmp_path: Path) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1)
+    assert tokens_of(folder, device="fake", plugins=[FAKE, *NO_CPU]) == tokens_of(folder, device="cpu")
+    assert FakeGpu.recorder.replays > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_familys_tokens_are_the_same_eager_and_replayed(architecture: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
+    replayed = tokens_of(folder, device="fake", plugins=[FAKE, *NO_CPU])
+    FakeGpu.recorder = FakeRecorder()
+    assert tokens_of(folder, device="fake", plugins=[FAKE, *NO_CPU], enforce_eager=True) == replayed
+    assert FakeGpu.recorder.replays == 0
+    assert tokens_of(folder, device="cpu") == replayed

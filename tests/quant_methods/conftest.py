@@ -1,0 +1,13 @@
+"""Tiny weights are unpacked in several pieces, as large ones are."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.quantization import layers
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "UNPACKED", 1)
+    monkeypatch.setattr(layers, "LEAST_ROWS", 16)
