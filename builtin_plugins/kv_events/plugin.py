@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from builtin_plugins.kv_events.settings import settings_of
 from core.api import EngineConfig, Option, hookimpl
 
 
@@ -23,10 +22,12 @@ def engine_options() -> list[Option]:
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
+    from builtin_plugins.kv_events.settings import settings_of  # lazy: start-up stays quick
+
     settings = settings_of(config)
     if settings is None:
         return []
-    from builtin_plugins.kv_events.publisher import Publisher  # lazy: start-up stays quick
+    from builtin_plugins.kv_events.publisher import Publisher  # lazy: it opens sockets
     from builtin_plugins.kv_events.watching import Watching
     from core.contracts.kv_watchers import watchers_of
 

@@ -176,8 +176,8 @@ class Drafting:
             self._pace.tried(seconds + self._looking_s, sum(accepted) / len(rows), guessing_s)
         wanted, rest = self._want(speculator, rows, sampled)
         if self._adaptive and not any(wanted):
-            took_s = time.perf_counter() - ended_s
-            self._rest, self._resting_rows = max(rest, int(took_s / (VAIN_SHARE * seconds))), len(rows)
+            steps = (time.perf_counter() - ended_s) / (VAIN_SHARE * seconds)
+            self._rest, self._resting_rows = max(rest, int(min(LONGEST_REST, steps))), len(rows)
         checked = [place for place, count in enumerate(drafted) if count]
         report = Report.of(
             [rows[place] for place in checked],
@@ -228,9 +228,9 @@ class Drafting:
             begun_s, ends = time.perf_counter(), sampled.ends.tolist()
             asked = [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
             self._found = self._drafts(speculator, asked)
-            self._looking_s = time.perf_counter() - begun_s
-            self._looks_s.append(self._looking_s / len(rows))
-            ready, looking_s = np.array([len(self._found.get(row, ())) for row in rows]), min(self._looks_s) * len(rows)
+            self._looks_s.append((time.perf_counter() - begun_s) / len(rows))
+            self._looking_s = looking_s = min(self._looks_s) * len(rows)
+            ready = np.array([len(self._found.get(row, ())) for row in rows])
             if not ready.any():
                 return [0] * len(rows), 0
         wanted = np.zeros_like(index) if idle else self._pace.choose(index, ready, looking_s)

@@ -361,4 +361,6 @@ MUTANTS: Final[Mapping[str, tuple[Change, ...]]] = {
         ("another prefix", "def engine_acme_words", "def acme_words"),
     ),
 }
-SURVIVORS: Final[Mapping[tuple[str, str], str]] = {}
+SURVIVORS: Final[Mapping[tuple[str, str], str]] = {
+    ("kv_connectors", "keeps the first of two"): "what is there is dropped before it is written again",
+}

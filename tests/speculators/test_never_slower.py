@@ -58,6 +58,12 @@ def test_right_guesses_pay(monkeypatch: pytest.MonkeyPatch, guesser: dict[str, A
     assert engine(monkeypatch, idle, **one).run(500, 0.9) > 2.5
 
 
+def test_a_look_that_another_process_made_long_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine(monkeypatch, idle, 9000, rows=1, finds=True, row_s=10e-6, first_s=0.5)
+    made.run(400, 0.9)
+    assert made.run(100, 0.9) > 2.5
+
+
 def test_it_is_found_out_when_guesses_become_right(monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine(monkeypatch, idle, **LOOKUP)
     made.run(600, 0.0)

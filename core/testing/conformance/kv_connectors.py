@@ -112,6 +112,7 @@ def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
             if going is None:
                 continue
             assert not pinned & {*going}, f"{subject.entry.name}: a pinned block was let go."
+            assert not directory.holds(key), f"{subject.entry.name}: it holds a block that nobody has stored yet."
             held -= {*going}
             if i % 5 == 2:
                 directory.lost(key)
@@ -129,6 +130,18 @@ def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
                 f"{subject.entry.name}: it holds others than were stored."
             )
         directory.lost(_key(10**6))
+
+
+def check_a_lost_block_may_come_again(subject: Subject) -> None:
+    """What was admitted and is not there leaves no trace: its key is admitted like any other."""
+    with _opened(subject) as (connector, _):
+        directory = connector.directory(LAYOUT, 1)
+        for _ in range(2):
+            assert directory.admit(_key(0), ()) is not None, (
+                f"{subject.entry.name}: a key that was lost is not admitted."
+            )
+            directory.lost(_key(0))
+            assert directory.num_bytes == 0, f"{subject.entry.name}: a block that was lost is counted."
 
 
 @contextmanager
