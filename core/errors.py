@@ -72,8 +72,10 @@ class PluginError(EngineError):
         return f"{who} failed{where}; the engine's log says more."
 
 
-def shown(error: BaseException) -> str:
-    """Return an exception in words that clients may read: of a plugin's nothing but whose it is."""
+def shown(error: BaseException | None) -> str:
+    """Return why an engine has ended, in words that clients may read: of a plugin's exception nothing but whose it is."""
+    if error is None:
+        return "shut down"
     return error.told(None) if isinstance(error, PluginError) else str(error)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from core.config import EngineConfig
-from core.contracts import Executor, ModelSource, SchedulingPolicy
+from core.contracts import Executor, ModelSource
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
@@ -86,9 +86,9 @@ def _make_scheduler(
         long_prefill_token_threshold=section.long_prefill_token_threshold,
         max_mixed_prefill_tokens=section.max_mixed_prefill_tokens or 0,
     )
-    policy: SchedulingPolicy | None = None
-    if registry.entries("scheduling_policies") or section.scheduling_policy != "fcfs":
-        policy = registry.make(registry.choose("scheduling_policies", section.scheduling_policy), config)[0]
+    wanted = section.scheduling_policy
+    has = wanted != "fcfs" or registry.entries("scheduling_policies")
+    policy = registry.make(registry.choose("scheduling_policies", wanted), config)[0] if has else None
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
     return scheduler if section.journal is None else Journal(section.journal, scheduler)

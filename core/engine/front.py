@@ -126,9 +126,8 @@ def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> 
     mode = config.model.tokenizer_mode
     encoding = registry.choose("tokenizers", (source.tokenizer or mode) if mode == "auto" else mode)
     tokenizer = registry.load(encoding)(source, config)
-    if tokenizer is None or not registry.entries("chat_renderers"):
-        return Renderer(tokenizer, None)
-    chat = registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0]
+    renders = tokenizer is not None and registry.entries("chat_renderers")
+    chat = registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0] if renders else None
     return Renderer(tokenizer, chat, registry.blame(encoding))
 
 

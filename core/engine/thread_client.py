@@ -64,7 +64,7 @@ class ThreadClient:
     def status(self) -> EngineStatus:
         """Say how the engine is; its silence is that of the executor's processes."""
         if self._error is not None or not self._thread.is_alive():
-            return EngineStatus("dead", shown(self._error or EngineDead("shut down")))
+            return EngineStatus("dead", shown(self._error))
         if not self._running.done():
             return EngineStatus("starting")
         since_s = self._stepping_since_s
@@ -152,6 +152,4 @@ class ThreadClient:
             except queue.Empty:
                 return
             if future.set_running_or_notify_cancel():
-                future.set_exception(
-                    EngineDead(f"the engine has stopped: {shown(self._error or EngineDead('shut down'))}")
-                )
+                future.set_exception(EngineDead(f"the engine has stopped: {shown(self._error)}"))
