@@ -79,8 +79,7 @@ class Scheduler:
 
     def loaded(self, request_id: str) -> None:
         """What was brought for a request is known to be right: others may find it, and the request starts if it waits."""
-        request = self._life.live.get(request_id)
-        if request is not None:
+        if (request := self._life.live.get(request_id)) is not None:
             self.kv.trust(request.lease)
             self._life.wake(request_id)
 
