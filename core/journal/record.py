@@ -161,6 +161,6 @@ def header_of(scheduler: Scheduler) -> Header:
         prefix_caching=kv.prefix_caching,
         identity=kv.identity,
         depth=scheduler.depth,
-        policy=type(scheduler.policy).__qualname__,
+        policy=scheduler.policy.__class__.__qualname__,  # `type` would name what takes its times
         extensions=scheduler.extension_names,
     )

@@ -170,6 +170,7 @@ def test_a_start_that_fails_says_what_the_process_said(capsys: Printed) -> None:
     assert "nonsense" in message
 
 
+@pytest.mark.slow  # every figure of the command; that it runs is asked below
 def test_step_needs_no_model(tmp_path: Path, capsys: Printed) -> None:
     flags = words("--running 1 8 --steps 30 --warmup-steps 5 --rounds 2 --arrivals 0.1 --log-level error")
     result = measure(tmp_path, "step", *flags)

@@ -150,7 +150,6 @@ def ready(service: Service) -> bool:
     ("flags", "kills"),
     [
         ([], 2),
-        (RANKS, 1),
         pytest.param([], 50, marks=pytest.mark.slow),
         pytest.param(RANKS, 25, marks=pytest.mark.slow),
     ],

@@ -80,6 +80,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
     assert place.env(vllm)["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
 
 
+@pytest.mark.slow  # a whole comparison
 def test_a_comparison_measures_this_engine_and_names_who_is_missing(tmp_path: Path) -> None:
     sizes = {"vocab_size": 32_000, "max_position_embeddings": 2048}
     make_checkpoint("Qwen3ForCausalLM", tmp_path / "models" / CHECKPOINT, **sizes)
