@@ -5,7 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
+import torch
+
 from builtin_plugins.platforms.cpu.platform import CpuPlatform
+from builtin_plugins.platforms.cuda.platform import CudaPlatform
 from core import api
 from core.cli.reference.attributes import attributes_of
 from core.cli.reference.glossary import GLOSSARY
@@ -52,9 +56,10 @@ def test_no_word_of_the_glossary_is_about_nothing() -> None:
     assert sorted(set(GLOSSARY) - used) == []
 
 
-def test_the_facts_listed_are_those_the_code_states() -> None:
+def test_the_facts_listed_are_those_the_code_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     registry = load_plan(make_plan())
     llama = registry.load(registry.choose("models", "LlamaForCausalLM"))(tiny_config("LlamaForCausalLM"))
     assert set(attention_facts(llama)) == set(OF_ATTENTION)
-    assert set(CpuPlatform().facts()) == set(OF_PLATFORMS)
+    assert {*CpuPlatform().facts(), *CudaPlatform().facts()} == set(OF_PLATFORMS)
     assert set(FACTS["attention_backends"]) == {*OF_PLATFORMS, "dtype", *OF_ATTENTION}

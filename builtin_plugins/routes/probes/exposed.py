@@ -22,7 +22,7 @@ def joined(shown: Sequence[Any], health: Mapping[str, Any]) -> tuple[bytes, str]
         try:
             pages.append((guarded, *guarded.sink.expose(health)))
         except Exception as error:  # noqa: BLE001 - a side effect: counted and named, it hides nobody else's numbers
-            guarded.failed("expose", f"{type(error).__name__}: {error}")
+            guarded.failed("expose", error)
             failed.append((guarded, error))
     if not pages:
         raise failed[0][1]
