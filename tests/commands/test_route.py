@@ -75,7 +75,7 @@ async def routing(
     ahead, behind = Engines(addresses[: len(prefill)]), Engines(addresses[len(prefill) :])
     router = Router(ahead, behind, Rules(retries, PATIENCE_S, PATIENCE_S, size))
     listener = _listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(router, log_level="warning", lifespan="on", http="h11"))
+    server = uvicorn.Server(uvicorn.Config(router, log_config=None, lifespan="on", http="h11"))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     own = Address.of(f"http://127.0.0.1:{listener.getsockname()[1]}", "--decode")
     try:
