@@ -64,7 +64,7 @@ def test_an_engine_goes_on_with_what_another_has_computed(
         tokens, found = decode(llm, prefill(prefiller))
         assert (tokens, min(found)) == (expected, 64)
         assert traffic(llm).counts.unloaded == 0
-        assert not traffic(llm)._directory._offered
+        assert not traffic(llm)._holdings.directory._offered
         assert llm.reset_prefix_cache()
         assert run(llm)[1] == [0] * len(PROMPTS)  # without being told it asks nobody
     assert traffic(prefiller).counts.loaded == 0
