@@ -153,7 +153,7 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
     model_class: Any = getattr(transformers, causal_types().get(architecture, architecture), None)
     make: Any = model_class or transformers.AutoModelForCausalLM.from_config
     model = make(config)
-    _randomise(model, seed)
+    draw_weights(model, seed)
     folder = Path(folder)
     log: Any = transformers.utils.logging
     bars = log.is_progress_bar_enabled()
@@ -228,7 +228,7 @@ def write_tokenizer(folder: str | Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
-def _randomise(model: torch.nn.Module, seed: int) -> None:
+def draw_weights(model: torch.nn.Module, seed: int) -> None:
     """Draw every parameter: matrices that keep the size of what passes through, norms near one, small biases."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

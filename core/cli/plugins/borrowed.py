@@ -92,7 +92,7 @@ def _example(registry: Registry, architecture: str) -> dict[str, Any]:
     spec = registry.load(registry.choose("models", architecture))(noted)
     if not isinstance(spec, DecoderSpec):
         raise refusal
-    usual = type(config)(**noted.read).to_dict()
+    usual = type(config)().to_dict()
     others = {
         name: value for name, value in config.to_dict().items() if name not in _LABELS and usual.get(name) != value
     }
