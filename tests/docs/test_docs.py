@@ -35,17 +35,17 @@ SESSIONS = [page for page in sorted(DOCS.rglob("*.md")) if "```shell-session" in
 def environment(tmp_path_factory) -> dict[str, str]:
     """An environment of its own, into which a page may install, that sees the packages of this one."""
     folder = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     paths = {"base": str(folder), "platbase": str(folder)}
     packages, scripts = (Path(sysconfig.get_path(name, "venv", paths)) for name in ("purelib", "scripts"))
     here = sysconfig.get_path("purelib")
     (packages / "engine_docs.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-    engine = scripts / "engine"
-    engine.write_text(
-        f"#!{scripts / 'python'}\nimport sys\nfrom core.cli.main import main\n\n"
-        "if __name__ == '__main__':\n    sys.exit(main())\n"
-    )
-    engine.chmod(0o755)
+    for name, module in (("engine", "core.cli.main"), ("pip", "pip._internal.cli.main")):
+        (scripts / name).write_text(
+            f"#!{scripts / 'python'}\nimport sys\nfrom {module} import main\n\n"
+            "if __name__ == '__main__':\n    sys.exit(main())\n"
+        )
+        (scripts / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PYTHON", "COV_"))}
     return {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
 

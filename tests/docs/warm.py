@@ -10,8 +10,10 @@ import json
 import os
 import runpy
 import signal
+import site
 import socket
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -61,6 +63,9 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], streams
     os.environ.clear()
     os.environ.update(environment)
     sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).absolute().parent)
+    site.addsitedir(
+        sysconfig.get_path("purelib")
+    )  # something may have been installed meanwhile, with a .pth of its own
     runpy.run_path(arguments[0], run_name="__main__")
     sys.exit()
 
@@ -68,7 +73,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], streams
 if __name__ == "__main__":
     import fastapi  # noqa: F401
     import torch  # noqa: F401
-    from transformers import AutoConfig, AutoTokenizer, PreTrainedModel  # noqa: F401
+    from transformers import AutoConfig, AutoTokenizer  # noqa: F401
 
     gc.freeze()  # what is not looked at is not copied for each
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
