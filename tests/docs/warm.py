@@ -63,9 +63,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], streams
     os.environ.clear()
     os.environ.update(environment)
     sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).absolute().parent)
-    site.addsitedir(
-        sysconfig.get_path("purelib")
-    )  # something may have been installed meanwhile, with a .pth of its own
+    site.addsitedir(sysconfig.get_path("purelib"))  # an earlier command may have installed something editable
     runpy.run_path(arguments[0], run_name="__main__")
     sys.exit()
 
