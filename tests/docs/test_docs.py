@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pages import DOCS, ROOT, Session, blocks, commands, matches
+from warm import CLIENT
 
 from core.testing.checkpoints import make_checkpoint
 
@@ -32,23 +35,41 @@ SESSIONS = [page for page in sorted(DOCS.rglob("*.md")) if "```shell-session" in
 def environment(tmp_path_factory) -> dict[str, str]:
     """An environment of its own, into which a page may install, that sees the packages of this one."""
     folder = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     paths = {"base": str(folder), "platbase": str(folder)}
     packages, scripts = (Path(sysconfig.get_path(name, "venv", paths)) for name in ("purelib", "scripts"))
     here = sysconfig.get_path("purelib")
     (packages / "engine_docs.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-    engine = scripts / "engine"
-    engine.write_text(
-        f"#!{scripts / 'python'}\nimport sys\nfrom core.cli.main import main\n\n"
-        "if __name__ == '__main__':\n    sys.exit(main())\n"
-    )
-    engine.chmod(0o755)
+    for name, module in (("engine", "core.cli.main"), ("pip", "pip._internal.cli.main")):
+        (scripts / name).write_text(
+            f"#!{scripts / 'python'}\nimport sys\nfrom {module} import main\n\n"
+            "if __name__ == '__main__':\n    sys.exit(main())\n"
+        )
+        (scripts / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PYTHON", "COV_"))}
     return {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.fixture(scope="module")
+def warmed(environment: dict[str, str], tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The same, in which programs of Python need not import torch: one interpreter has done that for all."""
+    folder = tmp_path_factory.mktemp("warmed")
+    scripts = Path(environment["PATH"].partition(os.pathsep)[0])
+    here, address = folder / "python", str(folder / "socket")
+    here.write_text(CLIENT.format(python=str(scripts / "python"), address=address))
+    (folder / "engine").write_text((scripts / "engine").read_text().replace(f"#!{scripts / 'python'}", f"#!{here}"))
+    for script in (here, folder / "engine"):
+        script.chmod(0o755)
+    program = [scripts / "python", Path(__file__).parent / "warm.py", address]
+    server = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with server, server.stdout:
+        assert server.stdout.readline() == "ready\n"
+        yield {**environment, "PATH": f"{folder}{os.pathsep}{environment['PATH']}"}
+        os.killpg(server.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_print_what_the_page_says(page, environment, tmp_path):
+def test_commands_print_what_the_page_says(page, warmed, tmp_path):
     for language, title, text in blocks(page):
         if title:
             (tmp_path / title).write_text(text)
@@ -56,7 +77,7 @@ def test_commands_print_what_the_page_says(page, environment, tmp_path):
             continue
         for command, expected in commands(text):
             done = subprocess.run(
-                command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+                command, shell=True, cwd=tmp_path, env=warmed, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
             for line in expected:

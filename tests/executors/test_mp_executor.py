@@ -198,7 +198,10 @@ def test_a_rank_that_fails_a_step_alone_ends_the_engine(llama: Path, monkeypatch
             assert part in str(raised.value)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "moment"), [(2, 1, "forward"), (1, 2, "sample")])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "moment"),
+    [pytest.param(2, 1, "forward", marks=pytest.mark.slow), (1, 2, "sample")],
+)
 def test_a_step_that_fails_everywhere_costs_its_requests(
     tensor: int, pipeline: int, moment: str, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +214,9 @@ def test_a_step_that_fails_everywhere_costs_its_requests(
         assert generate(llm, GREEDY) == expected
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "ahead"), [(2, 1, True), (1, 2, False)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "ahead"), [(2, 1, True), pytest.param(1, 2, False, marks=pytest.mark.slow)]
+)
 def test_every_rank_is_heard_in_steps_outside_of_them_and_when_asked(
     tensor: int, pipeline: int, ahead: bool, llama: Path
 ) -> None:

@@ -154,7 +154,10 @@ def test_sequences_of_one_prompt_read_the_same(
         assert_equal(llm.generate(case.prompt, both, use_tqdm=False), [case])
 
 
-@pytest.mark.parametrize("architecture", ["T5ForConditionalGeneration", "WhisperForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["T5ForConditionalGeneration", pytest.param("WhisperForConditionalGeneration", marks=pytest.mark.slow)],
+)
 def test_same_with_the_engine_in_a_process_of_its_own(
     architecture: str, checkpoint: Callable[[str], Path], cases: Callable[[str], list[Case]]
 ) -> None:

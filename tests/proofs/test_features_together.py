@@ -172,8 +172,20 @@ def test_one_engine_computes_prompts_and_another_goes_on(expected: Tokens, ahead
         takes.core.scheduler.check()
 
 
+def test_three_at_once_on_two_ranks(voiced: Tokens) -> None:
+    with open_llm("guessing", "host_tier", "low_rank", async_scheduling=True, tensor_parallel_size=2) as llm:
+        assert run(llm, VOICES) == voiced
+        assert half(llm, guessing.Asks).num_granted > 20
+
+
 @pytest.mark.parametrize(
-    ("ahead", "ranks"), [(False, 1), (True, 1), (True, 2), pytest.param(False, 2, marks=pytest.mark.slow)]
+    ("ahead", "ranks"),
+    [
+        (False, 1),
+        (True, 1),
+        pytest.param(True, 2, marks=pytest.mark.slow),
+        pytest.param(False, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_all_four_at_once(voiced: Tokens, ahead: bool, ranks: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {

@@ -23,10 +23,12 @@ ESSENTIAL = {
 """Folders the scripted model cannot run without, and what the message must say."""
 
 RUN = """
+import gc
 import os
 import sys
 import torch  # once for all, and nothing of ours: its import takes longer than all else
 
+gc.freeze()  # what is not looked at is not copied for each
 for name in sys.argv[1:]:
     os.rename(f"builtin_plugins/{name}", "aside")
     if os.fork() == 0:
@@ -43,7 +45,8 @@ for number, stream in ((1, "out"), (2, "err")):
 from core import LLM, SamplingParams
 with LLM("scripted:", max_model_len=256, kv_cache_memory_bytes=1 << 20, log_level="error") as llm:
     out = llm.generate("hello there", SamplingParams(max_tokens=40, temperature=0), use_tqdm=False)
-print(out[0].outputs[0].text)
+print(out[0].outputs[0].text, flush=True)
+os._exit(0)  # to take torch apart again takes longer than the run
 """
 """Takes one folder of builtins after the other away, each for a process of its own that finds and runs the rest."""
 
