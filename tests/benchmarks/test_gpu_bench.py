@@ -1,4 +1,4 @@
-"""The benchmark of GPUs runs to its end without one."""
+"""The benchmarks of GPUs run to their ends without one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "bench_kernels.py"
+ROOT = Path(__file__).parents[2]
+
+
+def last_lines(*arguments: str) -> list[str]:
+    command = [sys.executable, *arguments, "--smoke"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.splitlines()
 
 
 @pytest.mark.slow
 def test_toy_shapes_are_computed_and_nothing_is_timed() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--smoke"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "decode, one long: computed, nothing is timed"
+    assert last_lines("benchmarks/gpu/bench_kernels.py")[-1] == "decode, one long: computed, nothing is timed"
+
+
+@pytest.mark.slow
+def test_every_workload_of_the_table_is_computed() -> None:
+    heading, _, *rows = last_lines("-m", "benchmarks.gpu.roofline")
+    assert heading == "| work | ms | limit, ms | share | target | beside |"
+    assert all("| computed |" in row for row in rows)
+    assert {row.split()[1] for row in rows} == {"W1", "W2a", "W3", "W4", "W5", "W6"}

@@ -1,6 +1,6 @@
 """On a GPU: kernels are their references, nothing waits for the device inside a step, and tokens are the CPU's.
 
-`TRITON_INTERPRET=0 pytest -m gpu tests/gpu` runs them; elsewhere they are skipped.
+`TRITON_INTERPRET=0 python -m pytest -m gpu tests/gpu` runs them; elsewhere they are skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Layers that keep a state, token after token: a state stays in registers while a program walks through a stretch.
 
 What is decayed and written differs; everything is computed in float32. A stretch is a sequence's tokens of a step, one in
-most. Long ones are better computed by products over chunks of tokens, as `core.ops` does.
+most. Long ones are better computed by products over chunks of tokens (`chunks`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import triton
-from core_kernels.triton import scans
+from core_kernels.triton import chunks, scans
 from core_kernels.triton.cache import copy_blocks
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.scaled import round_rows
@@ -95,6 +95,9 @@ def launch_all() -> None:
         numbers.rows(weights[0], 256, 512, torch.tensor([3]), torch.bfloat16)
     round_rows(draw(3, 5000), WHOLE_ROW)
     key, states = draw(1, 2, 2, 64), torch.zeros(1, 4, 64, 64)
+    chunks.delta_scan(key, key, draw(1, 2, 4, 64), draw(1, 2, 4), draw(1, 2, 4), states)
+    wide = draw(1, 2, 1, 128)
+    chunks.ssd_scan(draw(1, 2, 4, 64), draw(1, 2, 4), draw(4), wide, wide, torch.zeros(1, 4, 64, 128))
     for decay in (draw(1, 2, 4), draw(1, 2, 4, 64)):
         scans.delta_scan(key, key, draw(1, 2, 4, 64), decay, draw(1, 2, 4), states)
 

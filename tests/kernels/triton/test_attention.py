@@ -63,7 +63,7 @@ def test_more_heads_share_a_key_than_a_program_takes() -> None:
     assert_close(sequences.step({0: 1, 1: 1}))
 
 
-@pytest.mark.parametrize("programs", [1, 3, 9])
+@pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 3, 9])
 def test_skewed_lengths_are_shared_out_over_any_number_of_programs(programs: int) -> None:
     backend = TritonAttention()
     backend._programs = programs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from core_kernels.triton import scans
+from core_kernels.triton import chunks, scans
 
 from builtin_plugins.op_impls.triton import ops
 from core.ops import reference
@@ -57,8 +57,41 @@ def test_delta_scan(n: int, length: int, by_channel: bool) -> None:
     assert_same(scans.delta_scan(*given), reference.delta_scan(*given))
 
 
-def test_long_stretches_are_products_over_chunks() -> None:
-    length = ops.MOST_WALKED + 1
-    write, read = torch.randn(1, length, 1, 3), torch.randn(1, length, 1, 3)
-    given = torch.randn(1, length, 2, 4), torch.rand(1, length, 2), -torch.rand(2), write, read, torch.randn(1, 2, 4, 3)
-    assert_same(ops.ssd_scan(*given), reference.ssd_scan(*given))
+def test_long_stretches_of_a_state_space_are_products_over_chunks() -> None:
+    length = 70
+    write, read = (torch.randn(1, length, 2, 12)[..., :6] for _ in range(2))
+    step, state = torch.rand(1, length, 4) * 3, torch.randn(1, 4, 5, 6)
+    given = torch.randn(1, length, 4, 5), step, -torch.rand(4), write, read, state
+    assert_same(chunks.ssd_scan(*given), reference.ssd_scan(*given), 1e-4)
+    assert_same(ops.ssd_scan(*given), chunks.ssd_scan(*given), 0.0)
+
+
+def test_long_stretches_of_the_delta_rule_are_products_over_chunks() -> None:
+    length = 20
+    query, key = torch.randn(1, length, 1, 6), torch.randn(1, length, 1, 12)[..., :6]
+    key = key / key.norm(dim=-1, keepdim=True)
+    value, state = torch.randn(1, length, 2, 5), torch.randn(1, 2, 6, 5)
+    given = query, key, value, -torch.rand(1, length, 2), torch.rand(1, length, 2), state
+    assert_same(chunks.delta_scan(*given), reference.delta_scan(*given), 1e-4)
+    assert_same(ops.delta_scan(*given), chunks.delta_scan(*given), 0.0)
+
+
+def test_keys_that_are_all_the_same_and_channels_that_decay_by_themselves() -> None:
+    key = torch.ones(1, 33, 1, 4) / 2
+    given = torch.randn(1, 33, 1, 4), key, torch.randn(1, 33, 1, 3), torch.zeros(1, 33, 1), torch.ones(1, 33, 1)
+    state = torch.randn(1, 1, 4, 3)
+    assert_same(chunks.delta_scan(*given, state), reference.delta_scan(*given, state), 1e-4)
+    by_channel = *given[:3], -torch.rand(1, 33, 1, 4), given[4], state
+    assert_same(ops.delta_scan(*by_channel), reference.delta_scan(*by_channel), 1e-4)
+
+
+@pytest.mark.slow
+def test_stretches_of_real_models() -> None:
+    write, read = torch.randn(1, 300, 1, 128), torch.randn(1, 300, 1, 128)
+    given = torch.randn(1, 300, 2, 64), torch.rand(1, 300, 2) / 9, -torch.rand(2) * 9, write, read
+    state = torch.zeros(1, 2, 64, 128)
+    assert_same(chunks.ssd_scan(*given, state), reference.ssd_scan(*given, state), 1e-3)
+    key = torch.nn.functional.normalize(torch.randn(1, 300, 1, 128), dim=-1)
+    given = key.flip(1), key, torch.randn(1, 300, 2, 128), -torch.rand(1, 300, 2) / 9, torch.rand(1, 300, 2)
+    state = torch.zeros(1, 2, 128, 128)
+    assert_same(chunks.delta_scan(*given, state), reference.delta_scan(*given, state), 1e-3)

@@ -1,0 +1,89 @@
+"""How near the engine comes to what a GPU can do, in one table of shares beside the targets, in under eight minutes.
+
+Run: python -m benchmarks.gpu.roofline [--only W1,W4] [--seconds 380]
+
+First what the device gives is measured, then kernels (W4, W6, attention of W5), a small model (W1, W3; the same engine without
+overlap; transformers' continuous batching), and models of 8 billion parameters (W3, W5, W2a), all with random weights. The share of a
+row is its least possible time, by the run's own ceilings, over its time. What there is no time for is left out by name. `--smoke`
+computes toy shapes, in Triton's interpreter where there is no GPU, and times nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import ceilings, kernel_work, model_work
+from benchmarks.gpu.clock import Clock, DeviceClock, NoClock, Row
+
+Part = Callable[[Clock, ceilings.Ceilings, Any], Iterator[Row]]
+PARTS: tuple[tuple[str, Part, Any, Any], ...] = (
+    ("W4", kernel_work.decoding, kernel_work.REAL, kernel_work.TOY),
+    ("W5", kernel_work.prompt_attention, kernel_work.REAL, kernel_work.TOY),
+    ("W6", kernel_work.products, kernel_work.REAL, kernel_work.TOY),
+    ("W1 W3", model_work.small_batch, model_work.REAL, model_work.TOY),
+    ("W3 W5", model_work.large_model, model_work.REAL, model_work.TOY),
+    ("W2a", model_work.wide_batch, model_work.REAL, model_work.TOY),
+)
+"""Workloads, what computes them, and its sizes, real ones and toys; in the order in which they are worth their time."""
+
+
+def run(clock: Clock, *, toys: bool, only: set[str], budget_s: float) -> None:
+    """Print a row as soon as it is there."""
+    begun = time.monotonic()
+    found = ceilings.measure(clock, 1 << 16 if toys else 8 << 30, 64 if toys else 8192)
+    if not toys:
+        say(found)
+    print("| work | ms | limit, ms | share | target | beside |\n| --- | ---: | ---: | ---: | ---: | --- |")
+    for names, part, real, toy in PARTS:
+        if only and not only & {*names.split()}:
+            continue
+        if time.monotonic() - begun > budget_s:
+            print(f"| {names} | left out: {budget_s:.0f} s are over | | | | |")
+            continue
+        for row in part(clock, found, toy if toys else real):
+            print(line(row), flush=True)
+
+
+def say(found: ceilings.Ceilings) -> None:
+    """Print what the device gives, which every limit below follows from."""
+    reads, copies = (f"{rate / 1e12:.2f} TB/s" for rate in (found.read_bytes_s, found.copied_bytes_s))
+    wide, narrow = (f"{rate / 1e12:.0f} TFLOP/s" for rate in (found.flop_s, found.float8_flop_s))
+    print(f"{torch.cuda.get_device_name()}: read {reads}, copied {copies}, bfloat16 {wide}, float8 {narrow}\n")
+
+
+def line(row: Row) -> str:
+    """Return a row of the table; of what nobody timed, that it was computed."""
+    if math.isnan(row.seconds):
+        return f"| {row.name} | computed | | | {row.target} | |"
+    share = row.limit_s / row.seconds
+    return f"| {row.name} | {row.seconds * 1e3:.3f} | {row.limit_s * 1e3:.3f} | {share:.2f} | {row.target} | {row.beside} |"
+
+
+def main() -> int:
+    """Measure, or compute toys."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="compute toy shapes and time nothing")
+    parser.add_argument("--only", default="", help="workloads, by commas: W1,W2a,W3,W4,W5,W6")
+    parser.add_argument("--seconds", type=float, default=380.0, help="begin no workload after so many (default 380)")
+    given = parser.parse_args()
+    has_gpu = torch.cuda.is_available()
+    if not (has_gpu or given.smoke):
+        print("there is no GPU that torch sees; --smoke computes toy shapes in Triton's interpreter")
+        return 0
+    if not has_gpu:
+        os.environ["TRITON_INTERPRET"] = "1"
+    clock = NoClock("cuda" if has_gpu else "cpu") if given.smoke else DeviceClock()
+    run(clock, toys=given.smoke, only={*filter(None, given.only.split(","))}, budget_s=given.seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""On a GPU: products with numbers of few bits, and recurrent layers by chunks, are what they are elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from core_kernels.triton import chunks
+from core_kernels.triton.launching import INTERPRETED
+from core_kernels.triton.quantized import WHOLE_ROW
+from core_kernels.triton.scaled import ScaledFloatOps, round_rows
+
+from core.ops import reference
+from tests.kernels.triton.test_quantized import CASES, assert_near, floats, kept
+
+DEVICE = "cuda"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that torch sees"),
+    pytest.mark.skipif(INTERPRETED, reason="kernels are interpreted; set TRITON_INTERPRET=0"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_product_is_that_of_the_plain_weight(name: str, dtype: torch.dtype) -> None:
+    for count, rows, width in ((1, 3, 24), (3, 130, 200), (70, 512, 1024), (300, 96, 256)):
+        ops, layout = CASES[name](rows, width)
+        weight, x = kept(ops, layout).to(DEVICE), torch.randn(count, width).to(dtype)
+        assert_near(ops.linear(x.to(DEVICE), weight, rows).cpu(), x.float() @ layout.plain().T)
+
+
+@pytest.mark.parametrize("group", [WHOLE_ROW, 128])
+def test_eight_bit_floats_are_multiplied_by_torch(group: int) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this device multiplies no eight-bit floats")
+    rows, width = 256, 512
+    _, layout = floats(rows, width, torch.float8_e4m3fn, group)
+    ops, x = ScaledFloatOps(torch.float8_e4m3fn, group), torch.randn(33, width).bfloat16()
+    values, scales = round_rows(x.to(DEVICE), group)
+    plain = (values.float() * scales.repeat_interleave(min(group, width), 1)).cpu()
+    found = ops.linear(x.to(DEVICE), kept(ops, layout).to(DEVICE), rows)
+    assert_near(found.cpu(), plain @ layout.plain().T)
+
+
+def test_chunks_of_recurrent_layers() -> None:
+    def same(scan: Any, truth: Any, given: tuple[torch.Tensor, ...]) -> None:
+        for ours, theirs in zip(scan(*(each.to(DEVICE) for each in given)), truth(*given), strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, atol=1e-3, rtol=1e-3)
+
+    write, read = torch.randn(2, 300, 1, 128), torch.randn(2, 300, 1, 128)
+    step, decay = torch.rand(2, 300, 4) / 9, -torch.rand(4) * 9
+    given = torch.randn(2, 300, 4, 64), step, decay, write, read, torch.randn(2, 4, 64, 128)
+    same(chunks.ssd_scan, reference.ssd_scan, given)
+    key = torch.nn.functional.normalize(torch.randn(2, 300, 2, 128), dim=-1)
+    value, decay, share = torch.randn(2, 300, 4, 128), -torch.rand(2, 300, 4) / 9, torch.rand(2, 300, 4)
+    same(chunks.delta_scan, reference.delta_scan, (key.flip(1), key, value, decay, share, torch.randn(2, 4, 128, 128)))
