@@ -29,6 +29,7 @@ class FloatOps(ScaledOps):
         if kind not in KINDS or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"{', '.join(map(str, KINDS))}; groups are multiples of {FILLED} up to {LARGEST_GROUP}"
             raise ValueError(f"{kind} in groups of {group}: floats are {allowed}")
+        self.bits: Final = 8
         self.kind: Final = kind
         self.group: Final = group
         super().__init__(library, library.core_floats_rows, (group, KINDS[kind]), "eight-bit floats")

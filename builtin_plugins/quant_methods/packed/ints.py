@@ -49,13 +49,14 @@ class PackedInts:
         """Fill rows; columns that have an order are sorted by their groups, and x is read so."""
         if not isinstance(layout, GroupedInts):
             raise TypeError(f"{type(layout).__name__} is not what this keeper was asked for")
-        if layout.order is not None:
-            order = layout.order.argsort(stable=True).int()
-            self._order = order if self._order is None else self._order.copy_(order)  # recorded steps know where it is
+        weight = layer.get_parameter("weight").data
+        order = None if layout.order is None else layout.order.argsort(stable=True).int()
+        if order is not None:
+            own = order.to(weight.device)
+            self._order = own if self._order is None else self._order.copy_(own)  # recorded steps know where it is
         if self._is_fresh:
             self._ops, self._is_fresh = self._make(scale_type(layout.scales)), False
-        weight = layer.get_parameter("weight").data
-        self._ops.place(weight, self._rows, rows.start, *kept(layout, self._order, self._ops))
+        self._ops.place(weight, self._rows, rows.start, *kept(layout, order, self._ops))
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T."""
@@ -90,7 +91,8 @@ def kept(
     if order is not None:
         if len(set(torch.bincount(layout.order, minlength=scales.shape[1]).tolist())) > 1:  # type: ignore[arg-type]
             raise ModelError(
-                "has groups of unequal numbers of columns, which the kernels do not keep; use --plugins no:quant_packed."
+                "has groups of unequal numbers of columns, which the kernels do not keep; use --plugins no:quant_packed, or on a "
+                "GPU no:quant_triton."
             )
         codes = codes[:, order]
     if ops.has_zeros and zeros is None:
