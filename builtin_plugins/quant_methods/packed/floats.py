@@ -1,4 +1,4 @@
-"""Floats of few bits with scales for groups, as stored formats unpack to them: kept in as many bits, eight or four."""
+"""Floats of few bits, or codes of a table, with scales for groups, as formats unpack to them: kept in eight bits or four."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from core_kernels.floats import FloatOps
+from core_kernels.floats import TABLE_SIZE, FloatOps
 from core_kernels.library import Library
 from core_kernels.quantized import QuantizedOps
 from torch import nn
 
 from builtin_plugins.quant_methods.packed.experts import PackedExperts
 from builtin_plugins.quant_methods.packed.groups import kept_group, repeated, scale_type
+from core.api import ModelError
 from core.quantization.layouts import Grouping, Layout, ScaledFloats
 
 Ops = FloatOps | QuantizedOps
@@ -27,6 +28,9 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
         return None
 
     def make(floats: ScaledFloats | None) -> Ops:
+        if grouping.has_table:
+            table = torch.zeros(TABLE_SIZE) if floats is None else floats.table
+            return FloatOps(library, torch.uint8, group, table)
         if grouping.bits == 4:
             scales = torch.float16 if floats is None else scale_type(floats.scales / 2)
             return QuantizedOps(library, 4, group, scales, is_float=True)
@@ -39,6 +43,8 @@ def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledF
     """Fill rows from `first` on of a weight of so many rows."""
     scales = repeated(floats.scales, floats.shape[1], floats.group, ops.group)
     if isinstance(ops, FloatOps):
+        if floats.table is not None and ops.table is not None and not torch.equal(floats.table, ops.table):
+            raise ModelError("has another table of numbers than what it is kept with; use --plugins no:quant_packed.")
         ops.place(weight, rows, first, floats.values, scales)
     else:  # twice as large they are integers
         ops.place(weight, rows, first, (floats.values.float() * 2).to(torch.int8), scales / 2)

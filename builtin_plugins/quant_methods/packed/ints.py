@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from builtin_plugins.quant_methods.packed.groups import kept_group, repeated, sc
 from core.api import ModelError
 from core.quantization.layouts import GroupedInts, Grouping, Layout
 
-Make = Callable[[torch.dtype], QuantizedOps]
-"""Returns kernels for scales of that type."""
+Make = Callable[[GroupedInts | None], QuantizedOps]
+"""Returns the kernels for integers like these; None: any that need as much memory."""
 
 
 def ops_for(grouping: Grouping, library: Library) -> Make | None:
@@ -27,14 +26,21 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
         return None
     bits = 4 if grouping.bits <= 4 else 8
     x_bits = 8 if grouping.x_bits <= 8 == bits else 16
-    return partial(QuantizedOps, library, bits, group, has_zeros=grouping.has_zeros, x_bits=x_bits)
+
+    def make(ints: GroupedInts | None) -> QuantizedOps:
+        scales = torch.float16 if ints is None else scale_type(ints.scales)
+        of_floats = ints is not None and ints.zeros is not None and ints.zeros.is_floating_point()
+        zeros = torch.float16 if of_floats else torch.int16
+        return QuantizedOps(library, bits, group, scales, zeros=zeros if grouping.has_zeros else None, x_bits=x_bits)
+
+    return make
 
 
 class PackedInts:
     """One weight matrix [out, in]."""
 
     def __init__(self, make: Make) -> None:
-        self._make, self._ops, self._is_fresh = make, make(torch.float16), True
+        self._make, self._ops, self._is_fresh = make, make(None), True
         self._rows = self._width = 0
         self._dtype = torch.float32
         self._order: torch.Tensor | None = None
@@ -53,7 +59,7 @@ class PackedInts:
             order = layout.order.argsort(stable=True).int()
             self._order = order if self._order is None else self._order.copy_(order)  # recorded steps know where it is
         if self._is_fresh:
-            self._ops, self._is_fresh = self._make(scale_type(layout.scales)), False
+            self._ops, self._is_fresh = self._make(layout), False
         weight = layer.get_parameter("weight").data
         self._ops.place(weight, self._rows, rows.start, *kept(layout, self._order, self._ops))
 
@@ -71,13 +77,13 @@ class PackedIntExperts(PackedExperts):
     """The matrices of all experts."""
 
     def __init__(self, make: Make) -> None:
-        super().__init__(make(torch.float16))  # type: ignore[arg-type]
+        super().__init__(make(None))  # type: ignore[arg-type]
         self._make, self._is_fresh = make, True
 
     def put(self, layer: nn.Module, rows: slice, layout: Any, matrix: str, expert: int) -> None:
         """Fill rows of one expert's matrix."""
         if self._is_fresh:
-            self._ops, self._is_fresh = self._make(scale_type(layout.scales)), False  # type: ignore[assignment]
+            self._ops, self._is_fresh = self._make(layout), False  # type: ignore[assignment]
         ops: Any = self._ops
         ops.place(layer.get_parameter(matrix).data[expert], self._rows[matrix], rows.start, *kept(layout, None, ops))
 
@@ -93,8 +99,8 @@ def kept(
                 "has groups of unequal numbers of columns, which the kernels do not keep; use --plugins no:quant_packed."
             )
         codes = codes[:, order]
-    if ops.has_zeros and zeros is None:
-        zeros = torch.zeros_like(scales, dtype=torch.int16)
+    if ops.zeros is not None and zeros is None:
+        zeros = torch.zeros_like(scales, dtype=ops.zeros)
     width = codes.shape[1]
     of = -(-width // max(scales.shape[1], 1))
     off = None if zeros is None else repeated(zeros, width, of, ops.group)
