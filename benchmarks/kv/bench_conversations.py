@@ -86,7 +86,7 @@ def decode_beside(llm: LLM, run: Run, args: argparse.Namespace) -> None:
             llm.add_request(
                 f"back {step}", said(back, 0, args.says) + run.tokens[back] + said(back, 1, args.says), short
             )
-        moved = half is not None and half._bytes_under_way > 0
+        moved = half is not None and len(half._moves) > 0
         llm.step()
     while llm.has_unfinished_requests():
         llm.step()

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from builtin_plugins.kv_connectors.bounded import BoundedDirectory
 from builtin_plugins.kv_connectors.eviction import Name
+from builtin_plugins.kv_connectors.names import MAGIC, SEAL_BYTES, key_of, path_of
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
 
 if TYPE_CHECKING:
     from core.contracts.kv_connectors import Block
 
-MAGIC: Final = b"engine-kv-block\x01"
-SEAL_BYTES: Final = 16
-KEY_DIGITS: Final = 64
 UNFINISHED: Final = ".part"
 STALE_S: Final = 3600.0
 """An unfinished file that is older is nobody's."""
@@ -85,12 +83,6 @@ def check_writable(path: Path, field: str, given: str) -> None:
         ) from error
 
 
-def file_of(folder: Path, key: BlockKey) -> Path:
-    """Return where in a folder a block lies, or would lie."""
-    digits = key.key.hex()
-    return folder / digits[:2] / f"{key.group}-{digits}"
-
-
 class Folder:
     """Blocks as files, named by group and key. A file has its name only when it is whole."""
 
@@ -108,7 +100,7 @@ class Folder:
         found = []
         for entry in self._entries():
             with suppress(OSError):  # another engine may remove it meanwhile
-                stat, key = entry.stat(follow_symlinks=False), self._key_of(entry.name)
+                stat, key = entry.stat(follow_symlinks=False), key_of(entry.name, len(self._file_bytes))
                 if key is not None and stat.st_size == self._file_bytes[key.group]:
                     found.append((stat.st_mtime_ns, key))
                 elif key is not None or time.time() - stat.st_mtime > STALE_S:
@@ -121,18 +113,9 @@ class Folder:
                 with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder.path) as files:
                     yield from files
 
-    def _key_of(self, name: str) -> BlockKey | None:
-        group, _, digits = name.partition("-")
-        if not group.isdecimal() or int(group) >= len(self._file_bytes) or len(digits) != KEY_DIGITS:
-            return None
-        try:
-            return BlockKey(int(group), bytes.fromhex(digits))
-        except ValueError:
-            return None
-
     def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
         """Write a file beside its place and put it there."""
-        path = file_of(self._path, key)
+        path = self._path / path_of(key)
         self._num_written += 1
         path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.{self._num_written}{UNFINISHED}")
@@ -148,7 +131,7 @@ class Folder:
     def read(self, key: BlockKey, block: Block) -> bytes:
         """Read a file; it counts as used now."""
         head = bytearray(len(self._magic) + SEAL_BYTES)
-        with open(file_of(self._path, key), "rb", buffering=0) as file:
+        with open(self._path / path_of(key), "rb", buffering=0) as file:
             _transfer(os.preadv, file.fileno(), [head, *block])
             os.utime(file.fileno())
         if not head.startswith(self._magic):
@@ -157,7 +140,7 @@ class Folder:
 
     def drop(self, key: BlockKey) -> None:
         """Remove the file."""
-        file_of(self._path, key).unlink(missing_ok=True)
+        (self._path / path_of(key)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing is open."""

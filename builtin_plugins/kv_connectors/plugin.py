@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from builtin_plugins.kv_connectors.messages import name_of
-from builtin_plugins.kv_connectors.settings import tiers_of
-from core.api import EngineConfig, Entry, KVTransferConfig, Option, Within, hookimpl
+from builtin_plugins.kv_connectors.settings import CURES, tiers_of
+from core.api import ConfigError, EngineConfig, Entry, KVTransferConfig, Option, Within, hookimpl
 
 CONNECTORS = "builtin_plugins.kv_connectors"
 
@@ -93,4 +93,10 @@ def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
 
 
 def _made(config: EngineConfig, settings: KVTransferConfig, registry: Any) -> Any:
-    return registry.make(registry.choose("kv_connectors", settings.kv_connector), config, settings)[0]
+    try:
+        chosen = registry.choose("kv_connectors", settings.kv_connector)
+    except ConfigError as error:
+        if settings.kv_connector not in CURES:
+            raise
+        raise ConfigError(f"{error}. {CURES[settings.kv_connector]}") from error
+    return registry.make(chosen, config, settings)[0]

@@ -1,13 +1,11 @@
-"""The scheduler half: which blocks leave, which come back and for whom, and how many move at once.
+"""The scheduler half: what the scheduler, the cache and the worker halves say to a tier, and what begins with each step.
 
-A block is stored once the step that computed it has returned, and nobody else gets it before it is written. A request whose
-beginning is in the store waits with its blocks until all of them are there and right; where one is not, it is computed.
+A block is stored once the step that computed it has returned (`storing`). A request whose beginning is in the store waits until
+all of it is there and right (`loading`).
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,20 +13,14 @@ from typing import Any
 import msgspec
 
 from builtin_plugins.kv_connectors.exchange import Exchange
-from builtin_plugins.kv_connectors.messages import (
-    NAME,
-    OTHER_WEIGHTS,
-    Found,
-    Late,
-    Opened,
-    Order,
-    Orders,
-    Refilled,
-    Told,
-)
+from builtin_plugins.kv_connectors.holdings import Holdings
+from builtin_plugins.kv_connectors.loading import Loading
+from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Opened, Orders, Refilled, Told
+from builtin_plugins.kv_connectors.moves import TOO_LATE, Move, Moves
+from builtin_plugins.kv_connectors.storing import Storing
 from builtin_plugins.kv_connectors.trouble import Trouble
 from builtin_plugins.kv_connectors.watched import WatchedDirectory
-from core.api import BlockKey, KVConnector, KVTransferConfig, RequestFailed
+from core.api import BlockKey, KVConnector, KVTransferConfig
 from core.contracts.kv_watchers import Watcher
 from core.step import StepPlan
 
@@ -36,53 +28,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _told = msgspec.msgpack.Decoder(Told).decode
 
 
-@dataclass(slots=True, eq=False)
-class Load:
-    """What one request waits for."""
-
-    name: str
-    """Under which its blocks are kept, whatever becomes of it."""
-    request_id: str | None
-    """None: nobody waits for it any more."""
-    position: int
-    """First token that the cache does not hold."""
-    end: int
-    """First behind it that nobody holds."""
-    num_left: int
-    error: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Move:
-    """A block that is to be moved, or is on its way."""
-
-    order: Order
-    num_bytes: int
-    num_ranks: int
-    """Those that are not done with it."""
-    load: Load | None
-    """None: it is stored."""
-    trouble: Trouble
-    """Of whoever is asked."""
-    error: str = ""
-    """What a rank says went wrong."""
-    is_late: bool = False
-    """A rank has given it up."""
-    distrusted: bool = False
-    """The cache forgot it meanwhile for what it holds."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Counts:
     """What has happened since the start, in blocks."""
 
-    stored: int = 0
-    loaded: int = 0
-    unstored: int = 0
+    stored: int
+    loaded: int
+    unstored: int
     """Whose writing failed."""
-    unloaded: int = 0
+    unloaded: int
     """Whose reading failed, or that were not what was written."""
-    evicted: int = 0
+    evicted: int
 
 
 class Traffic:
@@ -108,54 +64,34 @@ class Traffic:
         self._tensor, self._num_ranks, self._watchers = tensor, num_ranks, watchers
         self._loads_any = settings.kv_role != "kv_producer"
         self._stores_any = settings.kv_role != "kv_consumer"
-        self._directory: Any
         self._reading, self._writing = (Trouble(settings.kv_connector, verb) for verb in ("reading", "writing"))
         self._exchange: Exchange | None = None
         """None: its connector knows no other engine."""
-        self.counts = Counts()
         self._greeted = False
         """The other halves were told to open their stores."""
         self._opened: set[int] = set()
         """Ranks whose stores can be asked."""
         self._early: list[str] = []
         """Requests that wait for that."""
-        self._found: Counter[BlockKey] = Counter()
-        """Blocks that some ranks' stores have of their own accord, and how many do."""
-        self._version, self._domain = 0, b""
-        """Of the weights, and what tells keys of blocks of these from those of others."""
-        self._fresh: dict[BlockKey, int] = {}
-        """Blocks to be stored, by the key they are cached under, and the step whose result must be in."""
-        self._reads: deque[tuple[Load, Move]] = deque()
-        """Blocks to be loaded."""
-        self._moves: dict[int, Move] = {}
-        """On their way, by order."""
-        self._given_up: dict[tuple[int, int], Trouble] = {}
-        """By rank and order: whose end, if it comes, says that something works again."""
-        self._pinned: Counter[BlockKey] = Counter()
-        """Blocks that are, or are to be, read."""
-        self._drops: list[BlockKey] = []
-        self._loads: dict[str, Load] = {}
-        """By request that waits."""
-        self._errors: dict[str, str] = {}
-        """Of requests that are to fail."""
-        self._bytes_under_way = 0
-        self._num_orders = 0
-        self._hit_tokens = 0
-        """That requests began with because of what was brought for them."""
+        self._version = 0
+        """Of the weights."""
 
     def attach(self, scheduler: Any) -> None:
         """Become a tier of the scheduler's cache."""
         self._scheduler, kv = scheduler, scheduler.kv
         self._kv, layout = kv, kv.layout
-        self._directory = self._connector.directory(layout, self._tensor)
-        self._block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
-        self._sizes = [group.block_size for group in layout.groups]
-        self._link = layout.hash_block_size
-        if hasattr(self._directory, "expect"):
-            self._exchange = Exchange(self._directory, self._settings.kv_connector, scheduler, self._name)
-        if self._watchers:
-            medium = getattr(self._connector, "medium", self._settings.kv_connector)
-            self._directory = WatchedDirectory(self._directory, medium, self._watchers)
+        self._sizes, self._link = [group.block_size for group in layout.groups], layout.hash_block_size
+        block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
+        own: Any = self._connector.directory(layout, self._tensor)
+        medium = getattr(self._connector, "medium", self._settings.kv_connector)
+        watched = WatchedDirectory(own, medium, self._watchers) if self._watchers else own
+        self._holdings = holdings = Holdings(watched, self._num_ranks)
+        if hasattr(own, "expect"):
+            self._exchange = Exchange(own, self._settings.kv_connector, scheduler, holdings.name)
+        self._moves = moves = Moves(self.name, block_bytes, self._num_ranks)
+        self._storing = Storing(scheduler, holdings, moves, self._writing)
+        recomputes = self._settings.kv_load_failure_policy == "recompute"
+        self._loading = Loading(scheduler, holdings, moves, self._reading, self._exchange, recomputes=recomputes)
         kv.watch(self._offered, self._forgotten)
         kv.add_tier(self.holds)
 
@@ -177,13 +113,25 @@ class Traffic:
     def numbers(self) -> Mapping[str, float]:
         """Return what is counted, by metric."""
         counts = {f"kv_connector_{name}_blocks_total": float(value) for name, value in asdict(self.counts).items()}
-        directory = self._directory
+        directory = self._holdings.directory
         return counts | {
-            "kv_connector_hit_tokens_total": self._hit_tokens,
+            "kv_connector_hit_tokens_total": self._loading.hit_tokens,
             "kv_connector_degraded": bool(self._degraded),
             "kv_connector_bytes": directory.num_bytes,
             "kv_connector_limit_bytes": directory.most_bytes,
         }
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened."""
+        storing, loading = self._storing, self._loading
+        return Counts(
+            stored=storing.num_stored,
+            loaded=loading.num_loaded,
+            unstored=storing.num_unstored,
+            unloaded=loading.num_unloaded,
+            evicted=self._holdings.num_evicted,
+        )
 
     @property
     def _is_open(self) -> bool:
@@ -193,49 +141,20 @@ class Traffic:
 
     def holds(self, group: int, key: bytes) -> bool:
         """Say whether a block can be had from this tier now."""
-        return (
-            self._loads_any
-            and self._is_open
-            and self._directory.holds(name := self._name(group, key))
-            and self._trouble(self._source(name)).may_ask(self._kv.issued)
-        )
-
-    def _name(self, group: int, key: bytes) -> BlockKey:
-        """Return what the store calls a cached block."""
-        return BlockKey(group, hashlib.sha256(self._domain + key).digest() if self._domain else key)
-
-    def _source(self, key: BlockKey) -> bytes:
-        """Return which other engine has a block; empty: it is here."""
-        return b"" if self._exchange is None else self._exchange.source(key)
-
-    def _trouble(self, source: bytes) -> Trouble:
-        return self._reading if self._exchange is None or not source else self._exchange.trouble(source)
+        return self._loads_any and self._is_open and self._loading.holds(group, key)
 
     def _offered(self, lease: Any, tokens: Any, start: int) -> None:
-        """Note what a step computes: from behind its result on it can be stored."""
-        if not self._stores_any:
-            return
-        step = self._kv.issued + 1
-        for group, (size, table) in enumerate(zip(self._sizes, lease.tables, strict=True)):
-            links = size // self._link
-            for place in range(start // size, lease.offered // size):
-                key = BlockKey(group, lease.keys[(place + 1) * links - 1])
-                if table[place] and not self._directory.holds(self._name(*key)):
-                    self._fresh.setdefault(key, step)
+        if self._stores_any:
+            self._storing.offered(lease, start)
 
     def _forgotten(self, group: int, key: bytes, block: int, right: bool) -> None:
         """What the cache loses before it was stored is lost; what it does not trust is not to be had here either."""
-        self._fresh.pop(BlockKey(group, key), None)
+        self._storing.fresh.pop(BlockKey(group, key), None)
         if not right:
-            name = self._name(group, key)
-            for move in self._moves.values():
-                move.distrusted |= move.order.key == name
-            if self._directory.holds(name):
-                self._lose(name)
-
-    def _lose(self, key: BlockKey) -> None:
-        self._directory.lost(key)
-        self._drops.append(key)
+            name = self._holdings.name(group, key)
+            self._moves.distrust(name)
+            if self._holdings.directory.holds(name):
+                self._holdings.lose(name)
 
     # --- requests
 
@@ -246,65 +165,31 @@ class Traffic:
 
     def may_start(self, request: Any) -> bool:
         """Say whether it waits for blocks. Raises for one whose blocks did not come, where that is wanted."""
-        if (error := self._errors.pop(request.request_id, None)) is not None:
-            raise RequestFailed(error)
+        may_start = self._loading.may_start(request.request_id)
         if self._loads_any and not self._is_open:
             self._early.append(request.request_id)
             return False
-        return request.request_id not in self._loads
+        return may_start
 
     def load(self, request: Any, loads: Sequence[Any]) -> bool:
-        """Have blocks read; the request waits for them."""
-        mine = [
+        """Have blocks read that no tier above has; the request waits for them."""
+        wanted = [
             each
             for each in loads
             if self.holds(each.group, each.key) and not any(tier.holds(each.group, each.key) for tier in self._above)
         ]
-        if not mine:
-            return True
-        self._num_orders += 1
-        wanted = {(each.group, each.key) for each in mine}
-        extent = self._extent(request, wanted)
-        load = Load(f"{self.name}/{self._num_orders}", request.request_id, *extent, len(mine))
-        tables: list[list[int]] = [[] for _ in self._sizes]
-        for each in mine:
-            tables[each.group].append(each.block)
-            move = self._reading_of(self._name(each.group, each.key), each.block, load)
-            self._pinned[move.order.key] += 1
-            self._reads.append((load, move))
-        self._scheduler.keep(load.name, tables)
-        self._loads[request.request_id] = load
-        return False
-
-    def _extent(self, request: Any, wanted: set[tuple[int, bytes]]) -> tuple[int, int]:
-        """Return the first position of blocks that are brought for a request, and that behind the last."""
-        ends = [
-            (group, (place + 1) * self._link)
-            for group in range(len(self._sizes))
-            for place, key in enumerate(request.keys)
-            if (group, key) in wanted
-        ]
-        return min(end - self._sizes[group] for group, end in ends), max(end for _, end in ends)
-
-    def _reading_of(self, key: BlockKey, block: int, load: Load) -> Move:
-        source = self._source(key)
-        return self._move(key, block, load, self._trouble(source), source)
-
-    def _move(self, key: BlockKey, block: int, load: Load | None, trouble: Trouble, source: bytes = b"") -> Move:
-        self._num_orders += 1
-        order = Order(self._num_orders, key, block, source)
-        return Move(order, self._block_bytes[key.group], self._num_ranks, load, trouble)
+        if wanted:
+            self._loading.park(request, wanted)
+        return not wanted
 
     def finished(self, request: Any) -> bool:
         """Its beginning was asked for again, if it was found: that is kept longer, and the first of it the longest."""
-        self._errors.pop(request.request_id, None)
-        keeps = self._exchange is not None and self._exchange.finished(request, self._fresh)
-        if (load := self._loads.pop(request.request_id, None)) is not None:
-            load.request_id = None  # its blocks are kept until nobody writes to them any more
+        keeps = self._exchange is not None and self._exchange.finished(request, self._storing.fresh)
+        self._loading.forget(request.request_id)
         for group, size in enumerate(self._sizes):
             links = size // self._link
             for place in reversed(range(min(request.num_cached, len(request.keys) * self._link) // size)):
-                self._directory.used(self._name(group, request.keys[(place + 1) * links - 1]))
+                self._holdings.directory.used(self._holdings.name(group, request.keys[(place + 1) * links - 1]))
         return keeps
 
     # --- steps
@@ -313,68 +198,28 @@ class Traffic:
         """Say whether a plan without rows would carry anything."""
         if not self._is_open:
             return not self._greeted
-        if self._drops or (self._reads and self._room > 0):
+        has_room = self._moves.num_bytes < self._settings.most_bytes_under_way
+        if self._holdings.drops_any or (self._loading.waits_any and has_room):
             return True
         if not self._writing.may_ask(self._kv.issued + 1):
             return self._exchange is not None and self._exchange.keeps_any
-        return bool(self._fresh) and self._room > 0
-
-    @property
-    def _room(self) -> int:
-        return self._settings.most_bytes_under_way - self._bytes_under_way
+        return bool(self._storing.fresh) and has_room
 
     def planned(self, plan: StepPlan) -> bytes | None:
         """Begin as much as may move beside the step: what requests wait for, then what is to be stored."""
         if not self._is_open:
             greeting, self._greeted = not self._greeted, True
             return _encode(Orders()) if greeting else None
-        computes = bool(plan.steady or plan.rows) and self._loads_any  # who only prefills keeps nobody's stream waiting
-        budget = min(self._room, self._settings.step_bytes) if computes else self._room
-        reads: list[Order] = []
-        writes: list[Order] = []
-        while self._reads and budget > 0:
-            _, move = self._reads.popleft()
-            reads.append(self._begin(move))
-            budget -= move.num_bytes
-        while self._fresh and budget > 0 and self._writing.may_ask(plan.step):
-            key = next(iter(self._fresh))
-            if self._fresh[key] > self._kv.returned:
-                break
-            del self._fresh[key]
-            if (stored := self._store(key)) is not None:
-                writes.append(self._begin(stored))
-                budget -= stored.num_bytes
+        most_bytes = self._settings.most_bytes_under_way
+        computes = bool(plan.steady or plan.rows)
+        if computes and self._loads_any:  # who only prefills keeps nobody's stream waiting
+            most_bytes = min(most_bytes, self._moves.num_bytes + self._settings.step_bytes)
+        reads = self._loading.begin(most_bytes)
+        writes = self._storing.begin(plan.step, most_bytes)
         if self._exchange is not None:
-            self._exchange.let_go(self._fresh, writes=self._writing.may_ask(plan.step))
-        drops, self._drops = self._drops, []
+            self._exchange.let_go(self._storing.fresh, writes=self._writing.may_ask(plan.step))
+        drops = self._holdings.take_drops()
         return _encode(Orders(reads, writes, drops, self._version)) if reads or writes or drops else None
-
-    def _store(self, key: BlockKey) -> Move | None:
-        """Return the move of a block that is still cached and that there is room for, kept until it is done."""
-        group, pool = key.group, self._kv.pools[self._kv.layout.groups[key.group].pool]
-        block = pool.find(group).get(key.key)
-        name = self._name(*key)
-        if block is None or not self._admit(name):
-            return None
-        move = self._move(name, block, None, self._writing)
-        tables: list[list[int]] = [[] for _ in self._sizes]
-        tables[group].append(block)
-        self._scheduler.keep(self._kept(move), tables)
-        return move
-
-    def _admit(self, key: BlockKey) -> bool:
-        """Have room made for a block; say whether there is any."""
-        going = self._directory.admit(key, self._pinned)
-        if going is None:
-            return False
-        self._drops += going
-        self.counts.evicted += len(going)
-        return True
-
-    def _begin(self, move: Move) -> Order:
-        self._moves[move.order.id] = move
-        self._bytes_under_way += move.num_bytes
-        return move.order
 
     # --- what worker halves say
 
@@ -382,119 +227,46 @@ class Traffic:
         """Take what a rank's half tells."""
         told = _told(payload)
         if isinstance(told, Opened):
-            self._opened.add(told.rank)
-            if self._is_open:
-                early, self._early = self._early, []
-                for request_id in early:
-                    self._scheduler.wake(request_id)
+            self._take_opened(told.rank)
         elif isinstance(told, Found):
-            self._take_found(told.keys)
+            self._holdings.found(told.rank, told.keys)
         elif isinstance(told, Late):
             self._take_late(told)
         elif isinstance(told, Refilled):
             self._take_refilled(told)
         else:
             for each in told.ids:
-                error = told.errors.get(each, "")
-                if (stuck := self._given_up.pop((told.rank, each), None)) is not None:
-                    stuck.ended(each, error, self._kv.issued)
-                else:
-                    self._take_moved(each, error)
-        if self._reads:
-            self._give_up()
+                self._end(self._moves.done(told.rank, each, told.errors.get(each, ""), self._kv.issued))
+        if self._loading.waits_any:
+            self._loading.give_up()
 
-    def _give_up(self) -> None:
-        """Nobody waits for whoever is left alone for a while."""
-        reads, self._reads = self._reads, deque()
-        for load, move in reads:
-            if move.trouble.may_ask(self._kv.issued + 1):
-                self._reads.append((load, move))
-            else:
-                self._read_ended(load, move.order.key, "its connector is left alone for a while")
-
-    def _take_found(self, keys: Sequence[BlockKey]) -> None:
-        for key in keys:
-            self._found[key] += 1
-            if self._found[key] < self._num_ranks:
-                continue
-            del self._found[key]
-            if not self._directory.holds(key) and self._admit(key):
-                self._directory.stored(key)
+    def _take_opened(self, rank: int) -> None:
+        self._opened.add(rank)
+        if self._is_open:
+            early, self._early = self._early, []
+            for request_id in early:
+                self._scheduler.wake(request_id)
 
     def _take_refilled(self, told: Refilled) -> None:
         """From here on blocks have other names; the first rank says which."""
         if told.rank == 0:
-            self._version, self._domain = told.version, told.domain
-            self._fresh.clear()
-            reads, self._reads = self._reads, deque()
-            for load, move in reads:
-                self._read_ended(load, move.order.key, OTHER_WEIGHTS)
+            self._version = told.version
+            self._holdings.rename(told.domain)
+            self._storing.fresh.clear()
+            self._loading.refilled()
 
     def _take_late(self, told: Late) -> None:
         """The rank has given these up: nobody waits for them, and their blocks are free as if they had failed."""
-        late = [self._moves[each] for each in told.ids if each in self._moves]
-        for trouble in dict.fromkeys(move.trouble for move in late):
-            trouble.late([move.order.id for move in late if move.trouble is trouble], self._kv.issued)
-        for move in late:
-            move.is_late = True
-            self._given_up[told.rank, move.order.id] = move.trouble
+        for move in self._moves.late(told, self._kv.issued):
             if move.load is not None:
-                move.load.error = move.load.error or "it takes longer than timeout_s"
-                self._go_on(move.load)
-            self._take_moved(move.order.id, "it takes longer than timeout_s")
+                self._loading.late(move.load)
+            self._end(self._moves.ended(move.order.id, TOO_LATE, self._kv.issued))
 
-    def _take_moved(self, id_: int, error: str) -> None:
-        move = self._moves[id_]
-        move.error = move.error or error
-        move.num_ranks -= 1
-        if move.num_ranks:
+    def _end(self, move: Move | None) -> None:
+        """Do what follows where all ranks are done with a move."""
+        if move is None:
             return
-        del self._moves[id_]
-        self._bytes_under_way -= move.num_bytes
-        if move.error == OTHER_WEIGHTS:
-            move.trouble.dropped(id_)
-        elif not move.is_late:  # then its rank is stuck until it says otherwise
-            move.trouble.ended(id_, move.error, self._kv.issued)
-        error = move.error or ("it is not trusted any more" if move.distrusted else "")
-        if move.load is not None:
-            self.counts.loaded += not error
-            self.counts.unloaded += bool(error)
-            self._read_ended(move.load, move.order.key, error)
+        if move.load is None:
+            self._storing.ended(move)
         else:
-            self.counts.stored += not error
-            self.counts.unstored += bool(error)
-            self._scheduler.release(self._kept(move))
-        if error and (move.load is None or move.error != OTHER_WEIGHTS):
-            self._lose(move.order.key)
-        elif not error and move.load is None:
-            self._directory.stored(move.order.key)
-
-    def _read_ended(self, load: Load, key: BlockKey, error: str) -> None:
-        self._pinned[key] -= 1
-        if not self._pinned[key]:
-            del self._pinned[key]
-        load.error = load.error or error
-        load.num_left -= 1
-        if not load.num_left:
-            self._go_on(load)
-            self._scheduler.release(load.name)
-
-    def _go_on(self, load: Load) -> None:
-        """Let the request that waits start: with what was brought, or without it."""
-        if load.request_id is None:
-            return
-        request_id, load.request_id = load.request_id, None
-        del self._loads[request_id]
-        if not load.error:
-            self._hit_tokens += load.end - load.position
-            self._scheduler.loaded(request_id)
-            return
-        if self._settings.kv_load_failure_policy == "fail":
-            self._errors[request_id] = (
-                f"its cached beginning could not be loaded ({load.error}), and kv_load_failure_policy is fail; send it again."
-            )
-        self._scheduler.recompute(request_id, load.position)
-        self._scheduler.wake(request_id)
-
-    def _kept(self, move: Move) -> str:
-        return f"{self.name}/{move.order.id}"
+            self._loading.ended(move, move.load)

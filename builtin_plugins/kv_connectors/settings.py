@@ -20,8 +20,20 @@ ALIASES: Final[Mapping[str, str]] = {
     "ExampleConnector": "shared_storage",
     "SharedStorageConnector": "shared_storage",
     "MultiConnector": MULTI,
+    "NixlConnector": "nixl",
+    "MooncakeConnector": "mooncake",
+    "LMCacheConnectorV1": "lmcache",
+    "LMCacheMPConnector": "lmcache",
 }
 """vLLM's names of connectors that are here."""
+CURES: Final[Mapping[str, str]] = {
+    **{
+        name: f"It is installed apart: `pip install plugins/engine-{name.replace('_', '-')}` in a checkout of the engine."
+        for name in ("nixl", "mooncake", "object_store")
+    },
+    "lmcache": "No plugin brings LMCache, which makes blocks and keys of its own; take offload, disk or object_store.",
+}
+"""What to do where a connector is not loaded."""
 IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "kv_buffer_device": ("cuda", "cpu"),
     "kv_rank": (0, None),
@@ -46,7 +58,7 @@ def tiers_of(config: EngineConfig) -> list[KVTransferConfig]:
     options = config.options
     given, size = dict(options.get("kv_transfer_config") or {}), options.get("kv_offloading_size")
     if options.get("kv_offloading_backend") == "lmcache":
-        raise ConfigError("--kv-offloading-backend lmcache: no plugin brings it. Leave it out, or set native.")
+        raise ConfigError(f"--kv-offloading-backend lmcache: set native, or leave it out. {CURES['lmcache']}")
     tiers = []
     if size is not None:
         if not 0 < size < float("inf"):

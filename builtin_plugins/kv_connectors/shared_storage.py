@@ -17,8 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.kv_connectors.bounded import BoundedDirectory
-from builtin_plugins.kv_connectors.disk import MAGIC, Folder, check_writable, file_of
+from builtin_plugins.kv_connectors.disk import Folder, check_writable
 from builtin_plugins.kv_connectors.eviction import Name
+from builtin_plugins.kv_connectors.names import MAGIC, path_of
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
 
@@ -96,7 +97,7 @@ class SharedDirectory(BoundedDirectory):
         """Look for the files, unless they are known."""
         if super().holds(key) or key in self._seen:
             return True
-        if not all(file_of(folder, key).exists() for folder in self._folders):
+        if not all((folder / path_of(key)).exists() for folder in self._folders):
             return False
         self._seen[key] = None
         if len(self._seen) > MOST_SEEN:

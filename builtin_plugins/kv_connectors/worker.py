@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -57,6 +58,8 @@ class Mover:
         """How often the weights were filled again since the start."""
         self._unsurveyed = 0
         """Bytes written since the store was looked through."""
+        self._survey_s = math.inf
+        """When it is next looked through whatever is written, by the monotonic clock."""
 
     def loaded(self, parts: LoadedParts) -> list[Any]:
         """Remember what lays out the cache. Raises `ModelError` for one that is not found again by its tokens."""
@@ -131,6 +134,7 @@ class Mover:
 
     def _survey(self) -> None:
         self._unsurveyed = 0
+        self._survey_s = time.monotonic() + getattr(self._store, "survey_s", math.inf)
         try:
             found = list(self._store.survey())
         except Exception:
@@ -177,6 +181,9 @@ class Mover:
         while not self._ended.wait(min(1.0, timeout_s / 4)):
             if not self._is_open and self._asked_s is not None and time.monotonic() - self._asked_s > timeout_s:
                 self._say_open()  # what the store has will be known later
+            if self._is_open and time.monotonic() > self._survey_s:
+                self._survey_s = math.inf  # it is said anew when that has been done
+                self._writes.put([], self._survey)
             late = [each for lane in self._lanes for each in lane.late(timeout_s)]
             if late:
                 self._tell(Late(self._rank, late))

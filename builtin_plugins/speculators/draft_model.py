@@ -16,7 +16,7 @@ import torch
 
 from builtin_plugins.speculators.own_layers import OwnLayers, kept, positions_of
 from core.api import ConfigError, ForwardBatch
-from core.nn.loading import load_model
+from core.nn.loading import load_alike
 
 if TYPE_CHECKING:
     from core.api import DraftRow, EngineConfig, GeneratingModel, LayerKV, ModelSource, SpeculativeConfig
@@ -63,25 +63,14 @@ class DraftModel:
 
     def loaded(self, parts: LoadedParts) -> list[LayerKV]:
         """Load the model as the engine's was; return its caching layers. Raises `ConfigError` for one that does not fit."""
-        context = parts.context
-        made, _ = load_model(
-            self._config,
-            self._source,
-            self._registry,
-            device=context.device,
-            dtype=context.dtype,
-            attention=context.attention,
-            group=context.group,
-            pipeline=context.pipeline,
-            facts=parts.facts,
-        )
+        made = load_alike(self._config, self._source, self._registry, parts)
         self._model: GeneratingModel = made  # type: ignore[assignment]  # its vocabulary says that it generates
         if made.vocab_size != parts.model.vocab_size:
             raise ConfigError(
                 f"--speculative-config.model {self._source.name!r} has {made.vocab_size} tokens, the model "
                 f"{parts.model.vocab_size}: both must have the same vocabulary."
             )
-        self._backend = context.attention
+        self._backend = parts.context.attention
         return kept(made.kv_layers, f"--speculative-config.model {self._source.name!r}")
 
     def attach(self, parts: WorkerParts) -> None:

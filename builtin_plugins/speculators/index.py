@@ -52,9 +52,8 @@ class Index:
         for _ in range(PLACES):
             if place < 0 or (longest == most and len(found) == enough):
                 break
-            if tokens[max(0, place - longest) : place] == tail:
-                agree = self._agree(text, place, longest, most)
-                if agree > longest:
+            if place >= longest and tokens[place - longest : place] == tail:
+                if longest < most and (agree := self._agree(text, place, longest, most)) > longest:
                     longest, tail, found = agree, text[end - agree :], []
                 found.append(place)
             place = self._before[place]

@@ -15,7 +15,7 @@ HEADS: Final = ("eagle3", "eagle", "medusa", "mlp_speculator")
 def read_stated(folder: str) -> Mapping[str, Any]:
     """Return what a folder's config.json holds; nothing where there is none, or none that can be read."""
     path = Path(folder).expanduser() / "config.json"
-    if not folder or not os.path.isfile(path):
+    if not folder or not os.path.isfile(path):  # Path's own raises for a name that is too long
         return {}
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))

@@ -80,10 +80,10 @@ def _most_followed(ways: Sequence[array[int]], share: float) -> list[int]:
     """
     draft: list[int] = []
     while ways:
-        low, high = min(ways), max(ways)
-        if low == high:
-            draft += low
+        if ways.count(ways[0]) == len(ways):
+            draft += ways[0]
             break
+        low, high = min(ways), max(ways)
         same = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
         draft += low[:same]
         ahead = [way[same] if len(way) > same else END for way in ways]

@@ -102,14 +102,15 @@ def _run(argv: list[str]) -> int:
     path = startup.last(CONFIG) or environment.get(CONFIG_FILE)
     file = read_config_file(path) if path else None
     context = _early_context(startup, environment, file)
-    setup_logging(context.config.observability.log_level)
+    logs = context.config.observability
+    setup_logging(logs.log_level, log_format=logs.log_format)
     if startup.command is None or startup.wants_help:
         return _print_overview(context)
     if startup.command == "plugins":
         return _run_plain(_own(startup.command), startup, context)
     try:
         registry = context.registry
-        setup_logging(context.config.observability.log_level, _packages(registry.plan))
+        setup_logging(logs.log_level, _packages(registry.plan), log_format=logs.log_format)
         command, blame = _find_command(startup.command, registry)
         table = FieldTable(registry.options())
     except EngineError as error:

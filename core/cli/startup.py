@@ -10,7 +10,7 @@ from core.errors import ConfigError, did_you_mean
 
 CONFIG: Final = "config"
 LISTS: Final = frozenset({"plugins"})
-STARTUP: Final = frozenset({CONFIG, "plugins", "plugins_lock", "log_level"})
+STARTUP: Final = frozenset({CONFIG, "plugins", "plugins_lock", "log_level", "log_format"})
 """Flags recognised before and after the command; all but `config` are configuration fields."""
 
 

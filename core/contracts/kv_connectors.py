@@ -81,7 +81,8 @@ class StoreParts:
 class KVStore(Protocol):
     """The half on a rank. Raises whatever it likes: the block counts as lost.
 
-    `survey`, `write` and `drop` are called in one thread of their own, `read` in another.
+    `survey`, `write` and `drop` are called in one thread of their own, `read` in another. Optional: `survey_s`, seconds after
+    which it is looked through again whatever is written; without it, only now and then as it is written to.
     """
 
     seal: Literal["sum", "crc32"]

@@ -18,6 +18,7 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 from core.config import EngineConfig
 from core.contracts import AttentionBackend, BuildContext, Model, ModelSource, ModuleSpec, WeightLoader
+from core.contracts.scheduling import LoadedParts
 from core.errors import ModelError, did_you_mean
 from core.nn.decoder import Decoder
 from core.nn.finite import checked
@@ -76,6 +77,26 @@ def load_model(
         model.load_weights(tensors)
     log.info("%s loaded in %.1f s", source.name, time.monotonic() - started)
     return model, context
+
+
+def load_alike(config: EngineConfig, source: ModelSource, registry: Registry, parts: LoadedParts) -> Model:
+    """Return the source's model for the device, dtype, attention backend and rank that `parts.model` was loaded for.
+
+    Raises as `load_model` does.
+    """
+    built = parts.context
+    model, _ = load_model(
+        config,
+        source,
+        registry,
+        device=built.device,
+        dtype=built.dtype,
+        attention=built.attention,
+        group=built.group,
+        pipeline=built.pipeline,
+        facts=parts.facts,
+    )
+    return model
 
 
 def read_model(

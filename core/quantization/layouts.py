@@ -40,6 +40,8 @@ class Grouping:
     group: int
     """Neighbouring inputs of a row that share a scale; the row's length where a row has one."""
     has_zeros: bool = False
+    has_float_zeros: bool = False
+    """They are no integers."""
     is_ordered: bool = False
     """Each input column names its group: they do not lie together."""
     is_float: bool = False

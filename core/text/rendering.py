@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from core.contracts import ChatRenderer, Tokenizer
+from core.contracts.times import NOBODY, Blame
 from core.errors import InvalidRequest
 from core.text.prompts import PROMPT_KEYS, Prompt, token_ids_of
 from core.text.windows import CHARS_PER_TOKEN, Stopped, Windows
@@ -24,7 +24,7 @@ class Renderer:
         self,
         tokenizer: Tokenizer | None,
         chat: ChatRenderer | None,
-        encoding: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - has no state
+        encoding: Blame = NOBODY,
     ) -> None:
         """What the tokenizer raises comes through `encoding`, which may name its plugin."""
         self.tokenizer = tokenizer

@@ -34,22 +34,19 @@ class FloatOps(ScaledOps):
             raise ValueError(
                 f"{kind} with {'no table' if table is None else f'a table of {len(table)}'}: uint8 has one of 16"
             )
+        self.bits: Final = 4 if kind == torch.uint8 else 8
         self.kind: Final = kind
         self.group: Final = group
         self.table: Final = None if table is None else table.float().contiguous()
         facts = (group, KINDS[kind], 0 if self.table is None else self.table.data_ptr())
-        super().__init__(library, library.core_floats_rows, facts, f"floats of {self._bits} bits")
+        super().__init__(library, library.core_floats_rows, facts, f"floats of {self.bits} bits")
         self._place: Final = library.core_floats_place
         self._linear: Final = library.core_floats_linear
         self._grouped = library.core_floats_grouped
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales included."""
-        return row_bytes(width, self._bits, self.group, SCALE_BYTES)
-
-    @property
-    def _bits(self) -> int:
-        return 4 if self.kind == torch.uint8 else 8
+        return row_bytes(width, self.bits, self.group, SCALE_BYTES)
 
     def place(self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor) -> None:
         """Fill rows from `first` on with floats, or codes, [n, width] of this kind and scales [n, groups]."""

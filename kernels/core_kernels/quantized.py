@@ -60,6 +60,7 @@ class QuantizedOps(ScaledOps):
         self.group: Final = group
         self.scales: Final = scales
         self.zeros: Final = zeros
+        self.has_zeros: Final = zeros is not None
         self.is_float: Final = is_float
         self.x_bits: Final = x_bits
         self._code: Final = FLOAT_CODE if is_float else bits

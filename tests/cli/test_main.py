@@ -16,6 +16,8 @@ from core.errors import ConfigError
 
 PLUGIN = '''
 """A local plugin with a command and options."""
+import logging
+
 from core.api import Entry, ModelError, Option, hookimpl
 
 
@@ -42,6 +44,7 @@ class Whisper(Shout):
 
     def run(self, context):
         print("quietly", context.args.fail)
+        logging.getLogger("core").info("hush")
         return 0
 
 
@@ -64,6 +67,7 @@ def clean_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
     for name in ("core", "builtin_plugins", "core_kernels"):
@@ -103,6 +107,14 @@ class TestCommands:
         assert main(["whisper", loud, "--fail", "model"]) == 0
         assert capsys.readouterr().out == "quietly model\n"
         assert main([loud, "whisper", "--volume", "4"]) == 2
+
+    @pytest.mark.parametrize("places", [("--log-format=json", "whisper"), ("whisper", "--log-format", "json")])
+    def test_every_command_takes_the_flags_of_logging(
+        self, loud: str, places: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([loud, *places]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        assert lines[-1]["message"] == "hush"
 
     def test_unknown_command_names_the_nearest(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["confg"]) == 2

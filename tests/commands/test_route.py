@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 
 from builtin_plugins.commands.route.app import Router, Rules
-from builtin_plugins.commands.route.command import Route, _listen
+from builtin_plugins.commands.route.command import Route, listen, server_of
 from builtin_plugins.commands.route.engines import Engines
 from builtin_plugins.commands.route.prefix import PIECE_BYTES, Seen, prefix_keys
 from builtin_plugins.commands.route.upstream import Address, Lost, ask
@@ -74,8 +74,8 @@ async def routing(
     addresses = [Address.of(f"http://127.0.0.1:{s.sockets[0].getsockname()[1]}", "--decode") for s in servers]
     ahead, behind = Engines(addresses[: len(prefill)]), Engines(addresses[len(prefill) :])
     router = Router(ahead, behind, Rules(retries, PATIENCE_S, PATIENCE_S, size))
-    listener = _listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(router, log_config=None, lifespan="on", http="h11"))
+    listener = listen("127.0.0.1", 0)
+    server = server_of(router)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     own = Address.of(f"http://127.0.0.1:{listener.getsockname()[1]}", "--decode")
     try:
@@ -105,6 +105,7 @@ def test_the_prompt_goes_to_one_engine_and_the_rest_to_another() -> None:
         async with routing([prefill], [decode]) as at:
             status, said, headers = await post(at, body)
             assert (status, json.loads(said), headers[b"x-own"]) == (200, {"text": "hi"}, b"1")
+            assert b"server" not in headers  # an engine's own would stand beside it
             chat = {"messages": [{"role": "user", "content": LONG}], "max_completion_tokens": 9}
             assert (await post(at, chat, "/v1/chat/completions"))[0] == 200
         (_, first), (_, second) = prefill.asked
@@ -284,6 +285,14 @@ def test_what_it_cannot_do_is_refused_by_name(arguments: dict[str, Any], named: 
     with pytest.raises(ConfigError) as refused:
         Route().run(SimpleNamespace(args=SimpleNamespace(**known | arguments)))
     assert named in str(refused.value)
+
+
+def test_what_the_server_logs_goes_where_all_goes() -> None:
+    handlers = [logging.getLogger(name).handlers for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
+    before = [[*each] for each in handlers]
+    server_of(None)
+    assert handlers == before
+    assert logging.getLogger("uvicorn.error").propagate
 
 
 def test_an_engine_that_talks_no_http_is_lost() -> None:

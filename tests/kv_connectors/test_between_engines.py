@@ -8,35 +8,14 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.kv_connectors.tcp import store
 from builtin_plugins.kv_connectors.tcp.connector import Tcp
-from core import LLM, SamplingParams
+from core import LLM
 from core.api import ConfigError, EngineConfig, InvalidRequest, KVTransferConfig
 from core.errors import EngineError
-from tests.kv_connectors.trial import PARAMS, PROMPTS, free_port, open_llm, run, settle, traffic
-
-TOKEN = "a token of the tests"
-FIRST = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-WANTED = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
-
-
-def open_tcp(role: str, port: int = 0, *, extra: dict[str, Any] | None = None, **options: Any) -> LLM:
-    transfer = {"kv_role": role, "kv_port": port or free_port(), "kv_buffer_size": 4 << 20} | options.pop(
-        "transfer", {}
-    )
-    return open_llm("tcp", {"token": TOKEN, **(extra or {})}, transfer=transfer, **options)
-
-
-def prefill(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[dict[str, Any]]:
-    """Return what another engine is told of each prompt."""
-    outputs = llm.generate(prompts, FIRST, use_tqdm=False, kv_transfer_params=[WANTED] * len(prompts))
-    settle(llm)
-    return [output.kv_transfer_params or {} for output in outputs]
-
-
-def decode(llm: LLM, offers: list[dict[str, Any]]) -> tuple[list[list[int]], list[int]]:
-    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False, kv_transfer_params=offers)
-    llm.core.scheduler.check()
-    return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens or 0 for o in outputs]
+from tests.kv_connectors.cutting import cutting
+from tests.kv_connectors.pairs import FIRST, TOKEN, WANTED, decode, open_peer, prefill
+from tests.kv_connectors.trial import PROMPTS, free_port, open_llm, run, traffic
 
 
 @pytest.fixture(scope="module", params=["windowed:", pytest.param("fake:", marks=pytest.mark.slow)])
@@ -52,7 +31,7 @@ def expected(model: str) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def prefiller(model: str) -> Iterator[LLM]:
-    with open_tcp("kv_producer", model=model) as llm:
+    with open_peer("kv_producer", model=model) as llm:
         yield llm
 
 
@@ -60,11 +39,11 @@ def prefiller(model: str) -> Iterator[LLM]:
 def test_an_engine_goes_on_with_what_another_has_computed(
     model: str, expected: list[list[int]], prefiller: LLM, ahead: bool
 ) -> None:
-    with open_tcp("kv_consumer", model=model, async_scheduling=ahead) as llm:
+    with open_peer("kv_consumer", model=model, async_scheduling=ahead) as llm:
         tokens, found = decode(llm, prefill(prefiller))
         assert (tokens, min(found)) == (expected, 64)
         assert traffic(llm).counts.unloaded == 0
-        assert not traffic(llm)._directory._offered
+        assert not traffic(llm)._holdings.directory._offered
         assert llm.reset_prefix_cache()
         assert run(llm)[1] == [0] * len(PROMPTS)  # without being told it asks nobody
     assert traffic(prefiller).counts.loaded == 0
@@ -79,9 +58,9 @@ def test_an_offer_says_what_vllm_s_does(model: str, prefiller: LLM) -> None:
 
 
 def test_an_engine_that_is_gone_costs_a_recomputation(model: str, expected: list[list[int]]) -> None:
-    with open_tcp("kv_producer", model=model) as other:
+    with open_peer("kv_producer", model=model) as other:
         offers = prefill(other)
-    with open_tcp("kv_consumer", model=model) as llm:
+    with open_peer("kv_consumer", model=model) as llm:
         tokens, found = decode(llm, offers)
         assert (tokens, max(found)) == (expected, 0)
         info = traffic(llm).info()
@@ -89,10 +68,27 @@ def test_an_engine_that_is_gone_costs_a_recomputation(model: str, expected: list
         assert "PeerError" in info["reason"]
 
 
+@pytest.mark.parametrize("which", [0, pytest.param(11, marks=pytest.mark.slow)])
+def test_a_connection_that_is_cut_inside_a_block_costs_a_recomputation(
+    model: str, expected: list[list[int]], which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    with open_peer("kv_producer", port, model=model) as other, open_peer("kv_consumer", model=model) as llm:
+        offers, size = prefill(other), llm.core.scheduler.kv.layout.pools[0].block_bytes
+        with cutting(port, size, which) as cutter:
+            monkeypatch.setattr(store, "address_of", lambda host, port: f"tcp://127.0.0.1:{cutter.port}")
+            tokens, found = decode(llm, offers)
+            assert cutter.was_cut.is_set()
+            assert (tokens, min(found)) == (expected, 0)
+            assert traffic(llm).counts.unloaded > 0
+            assert traffic(llm).counts.loaded <= which
+            assert not llm.core.scheduler._life.kept
+
+
 def test_what_the_other_has_let_go_costs_a_recomputation(model: str, expected: list[list[int]]) -> None:
     with (
-        open_tcp("kv_producer", model=model, transfer={"kv_buffer_size": 12 << 10}) as other,
-        open_tcp("kv_consumer", model=model) as llm,
+        open_peer("kv_producer", model=model, transfer={"kv_buffer_size": 12 << 10}) as other,
+        open_peer("kv_consumer", model=model) as llm,
     ):
         tokens, found = decode(llm, prefill(other))
         assert tokens == expected
@@ -112,7 +108,7 @@ def test_an_engine_that_is_set_up_otherwise_is_refused_by_name(
     model: str, prefiller: LLM, options: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     offers = prefill(prefiller)
-    with open_tcp("kv_consumer", model=model, **options) as llm:
+    with open_peer("kv_consumer", model=model, **options) as llm:
         if "extra" in options:
             with pytest.raises(InvalidRequest, match="no engine with this one's token"):
                 decode(llm, offers)
@@ -172,4 +168,4 @@ def test_a_port_that_is_taken_stops_the_start() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(EngineError, match="cannot be listened on"):
-            open_tcp("kv_both", taken.getsockname()[1])
+            open_peer("kv_both", taken.getsockname()[1])

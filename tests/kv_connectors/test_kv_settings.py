@@ -37,6 +37,20 @@ def test_sizes_and_names_are_those_of_vllm() -> None:
     assert (read.kv_connector, read.timeout_s, read.kv_role) == ("offload", 5.0, "kv_both")
 
 
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("NixlConnector", "pip install plugins/engine-nixl"),
+        ("MooncakeConnector", "pip install plugins/engine-mooncake"),
+        ("object_store", "pip install plugins/engine-object-store"),
+        ("LMCacheConnectorV1", "No plugin brings LMCache"),
+    ],
+)
+def test_a_connector_that_is_installed_apart_is_named(name: str, cure: str) -> None:
+    with pytest.raises(EngineError, match=cure):
+        open_llm(name)
+
+
 def several(*connectors: dict[str, Any]) -> dict[str, Any]:
     return {"kv_connector": "multi", "kv_connector_extra_config": {"connectors": [*connectors]}}
 
@@ -97,8 +111,8 @@ def test_a_connectors_own_settings_are_checked(connector: Any, extra: dict[str, 
 
 
 def test_a_connector_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(EngineError, match=r"NixlConnector.*disk"):
-        open_llm("NixlConnector")
+    with pytest.raises(EngineError, match=r"SomeConnector.*disk"):
+        open_llm("SomeConnector")
 
 
 def test_prefix_caching_is_needed() -> None:

@@ -81,7 +81,7 @@ def test_a_small_tier_lets_blocks_go_and_keeps_to_its_bytes(tmp_path: Path) -> N
             assert run(llm)[0] == want
         half = traffic(llm)
         assert half.counts.evicted > 0
-        assert 0 < half._directory.num_bytes <= most
+        assert 0 < half._holdings.directory.num_bytes <= most
     heads = 64 * 1024  # what files have besides blocks is little
     assert sum(path.stat().st_size for path in tmp_path.rglob("*-*")) <= most + heads
 
@@ -132,7 +132,7 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
         run(llm)
         assert llm.reset_prefix_cache()
         llm.add_request("gone", PROMPTS[0], SamplingParams(max_tokens=5, detokenize=False))
-        while not traffic(llm)._loads:
+        while not traffic(llm)._loading._loads:
             llm.step()
         llm.abort("gone")
         assert run(llm)[1][0] == 64

@@ -56,7 +56,7 @@ def traffic(llm: LLM) -> Any:
 def settle(llm: LLM) -> None:
     """Step until every block that is to leave has left."""
     halves, end_s = tiers_of(llm), time.monotonic() + PATIENCE_S
-    while any(half._fresh or half._moves for half in halves):
+    while any(half._storing.fresh or half._moves for half in halves):
         assert time.monotonic() < end_s, "blocks are on their way for ever"
         llm.core.step()
         time.sleep(0.005)

@@ -114,13 +114,13 @@ def test_a_tier_says_what_it_has_and_a_cleared_cache_leaves_that(tmp_path: Path)
 
         def everywhere() -> set[tuple[str, int, bytes]]:
             llm.core.step()
-            in_tier = {("CPU", *key) for key in half._directory._inner._order}
+            in_tier = {("CPU", *key) for key in half._holdings.directory._inner._order}
             return on_device(llm) | in_tier
 
         becomes(everywhere)
         assert {medium for medium, _, _ in index.parents} == {DEVICE, "CPU"}
         assert half.counts.evicted, "the tier never had to make room"
-        while half._fresh or half._moves:
+        while half._storing.fresh or half._moves:
             llm.core.step()
         assert llm.reset_prefix_cache()
         becomes(everywhere)

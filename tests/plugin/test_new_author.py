@@ -67,7 +67,7 @@ ACTS: Final[Mapping[str, Act]] = {
     ),
     "speculators": Act(
         "return last[:1]",
-        ("--speculative-config", '{"method": "acme", "num_speculative_tokens": 2}'),
+        ("--speculative-config", '{"method": "acme", "num_speculative_tokens": 2, "adaptive": false}'),
         body={"prompt": "aaaaaaaa"},
         answer='"aaaaaaaa"',
     ),

@@ -16,6 +16,7 @@ from core.config import EngineConfig
 from core.contracts import BuildContext
 from core.errors import ModelError
 from core.nn.embedding import Embedding, Head
+from core.nn.experts import PlainExperts
 from core.nn.linear import Linear, PlainLinear, Slice
 from core.nn.parallel import ParallelGroup
 from core.nn.weights import WeightMap
@@ -112,6 +113,7 @@ def test_experts_are_near_the_plain_ones(name: str, library: str) -> None:
 
     layer, method = Layer(), METHODS[name](None, EngineConfig()).experts("x")
     assert isinstance(method, PackedExperts)
+    method.onto(PlainExperts)  # type: ignore[attr-defined]
     method.create(layer, 4, 64, 40, torch.float32)
     gate_up, down = torch.randn(4, 128, 40), torch.randn(4, 40, 64)
     for matrix, weight in (("gate_up", gate_up), ("down", down)):

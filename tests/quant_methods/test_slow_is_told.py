@@ -13,6 +13,7 @@ from torch import nn
 
 from builtin_plugins.quant_methods.packed.method import make_method
 from builtin_plugins.quant_methods.rounded import method as rounded
+from core.nn.linear import PlainLinear
 from core.plugin import load_plan, make_plan
 from core.quantization.keeping import PlainKeeper
 from tests.quant_methods.test_bitsandbytes import writer as nf4
@@ -66,7 +67,7 @@ def test_a_format_has_a_kernel_or_the_log_says_once_that_it_has_none(
 def test_no_method_is_left_out() -> None:
     """Builtins that read stored weights are asked above; others by tests of their own, or have nothing to unpack."""
     asked = {make().name for _, make in CASES.values()}
-    elsewhere = {"mxfp4", "int8", "int4", "experts_int8", "packed"}
+    elsewhere = {"mxfp4", "int8", "int4", "experts_int8", "packed", "triton", "triton_float8"}
     entries = [each.entry for each in load_plan(make_plan([])).entries("quant_methods")]
     assert asked | elsewhere == {each.name for each in entries if str(each.target).startswith("builtin_plugins.")}
 
@@ -75,7 +76,9 @@ def test_rounded_weights_without_the_library_say_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rounded, "load_library", lambda: None)
-    rounded.Int4(None, ONE)  # type: ignore[arg-type]
+    quant = rounded.Int4(None, ONE)  # type: ignore[arg-type]
+    for method in (quant.linear("a"), quant.experts("b")):
+        method.onto(PlainLinear)  # type: ignore[attr-defined]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith("int4: no kernel of this device multiplies by rounded weights")

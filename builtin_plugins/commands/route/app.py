@@ -7,44 +7,23 @@ is lost costs a computation, not the request. Nothing is kept here but who is up
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
-
+from builtin_plugins.commands.route.answers import Telling, say_error, send_json, send_whole
+from builtin_plugins.commands.route.calls import Call, going_on, of_prompt, offered, splits
 from builtin_plugins.commands.route.engines import Engine, Engines
 from builtin_plugins.commands.route.prefix import prefix_keys
-from builtin_plugins.commands.route.upstream import Answer, Headers, Lost, ask
+from builtin_plugins.commands.route.upstream import Answer, Lost, ask
 
-log = logging.getLogger(__name__)
-FIELD: Final = "kv_transfer_params"
-SPLIT: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
-"""Endpoints whose answers say how another engine goes on."""
 AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 """Answers that another engine may give otherwise."""
 FIRST_PAUSE_S: Final = 0.05
 """Before a second try, doubled before each more."""
 LONGEST_PAUSE_S: Final = 2.0
-MOST_ANSWER_BYTES: Final = 1 << 28
-WANTED: Final = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-OWN_HEADERS: Final = frozenset(
-    (
-        b"host", b"content-length", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade",
-        b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"expect",
-    )
-)  # fmt: skip
-"""Of one connection, not of what is said over it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +36,11 @@ class Rules:
     most_request_bytes: int
 
 
-@dataclass(slots=True)
-class Call:
-    """A client's request."""
-
-    method: bytes
-    target: bytes
-    headers: Headers
-    body: bytes
-    keys: Sequence[bytes]
-    """Of its prompt's beginning."""
-    streams: bool
-
-
 class Router:
     """ASGI application."""
 
     def __init__(self, prefill: Engines, decode: Engines, rules: Rules) -> None:
         self._prefill, self._decode, self._rules = prefill, decode, rules
-        self._watching: asyncio.Task[Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Take what the server hands over."""
@@ -87,12 +52,12 @@ class Router:
     async def _live(self, receive: Any, send: Any) -> None:
         await receive()
         every_s = self._rules.health_interval_s
-        self._watching = asyncio.gather(self._prefill.watch(every_s), self._decode.watch(every_s))  # type: ignore[assignment]
+        watching = asyncio.gather(self._prefill.watch(every_s), self._decode.watch(every_s))
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        self._watching.cancel()  # type: ignore[union-attr]
+        watching.cancel()
         with suppress(asyncio.CancelledError):
-            await self._watching  # type: ignore[misc]
+            await watching
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
@@ -103,10 +68,8 @@ class Router:
         if body is None:
             return
         # A client that leaves takes its request along, wherever that is.
-        work, left = (
-            asyncio.ensure_future(self._route(_call(scope, body), scope, send)),
-            asyncio.ensure_future(receive()),
-        )
+        work = asyncio.ensure_future(self._route(Call.of(scope, body), scope["path"], send))
+        left = asyncio.ensure_future(receive())
         await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
         for task in (work, left):
             if not task.done():
@@ -126,32 +89,26 @@ class Router:
             size += len(pieces[-1])
             if size > self._rules.most_request_bytes:
                 most = f"{self._rules.most_request_bytes} bytes (--max-request-bytes)"
-                await _say_error(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {most}.")
+                await say_error(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {most}.")
                 return None
             if not message.get("more_body"):
                 return b"".join(pieces)
 
-    async def _route(self, call: Call, scope: Any, send: Any) -> None:
-        fields = _fields(scope, call)
+    async def _route(self, call: Call, path: str, send: Any) -> None:
+        fields = call.fields()
         if fields is not None:
             call.keys, call.streams = prefix_keys(fields), bool(fields.get("stream"))
-            if self._prefill and _splits(scope["path"], fields):
-                offer = await self._compute_prompt(call, fields)
+            if self._prefill and splits(path, fields):
+                offer = await self._compute_prompt(call, of_prompt(fields))
                 if offer is not None:
-                    call.body = msgspec.json.encode({**fields, FIELD: offer})
+                    call.body = going_on(fields, offer)
         await self._pass_on(call, send)
 
     # --- prompts
 
-    async def _compute_prompt(self, call: Call, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    async def _compute_prompt(self, call: Call, body: bytes) -> Mapping[str, Any] | None:
         """Have an engine compute the prompt; return what it says of that, None where none does."""
-        asked = {
-            name: value for name, value in fields.items() if name not in ("stream_options", "min_tokens", "best_of")
-        }
-        asked |= {"max_tokens": 1, "stream": False, "n": 1, FIELD: WANTED}
-        if "max_completion_tokens" in fields:
-            asked["max_completion_tokens"] = 1
-        body, tried = msgspec.json.encode(asked), set[Engine]()
+        tried = set[Engine]()
         while len(tried) <= self._rules.retries and (engine := self._prefill.choose(call.keys, tried)) is not None:
             tried.add(engine)
             try:
@@ -162,7 +119,7 @@ class Router:
                 engine.lost(str(error))
                 continue
             if answer.status not in AGAIN:
-                return _offer(said)  # what is wrong with a request, the engine says that gets it as it came
+                return offered(said)  # what is wrong with a request, the engine says that gets it as it came
         return None
 
     # --- what follows
@@ -193,9 +150,9 @@ class Router:
                     await telling.broke_off()
                     return
         if refusal is not None:
-            await _send_whole(send, *refusal)
+            await send_whole(send, *refusal)
             return
-        await _say_error(
+        await say_error(
             send, HTTPStatus.SERVICE_UNAVAILABLE, "no engine answers; send it again later.", retry_after=b"1"
         )
 
@@ -206,111 +163,7 @@ class Router:
 
     async def _say_health(self, send: Any) -> None:
         kinds = {"prefill": self._prefill, "decode": self._decode}
-        shown = {
-            kind: [
-                {
-                    "url": engine.address.url,
-                    "up": engine.is_up,
-                    "reason": engine.reason,
-                    "open": engine.num_open,
-                    "asked": engine.num_asked,
-                    "lost": engine.num_lost,
-                }
-                for engine in engines.all
-            ]
-            for kind, engines in kinds.items()
-        }
+        shown = {kind: [engine.shown() for engine in engines.all] for kind, engines in kinds.items()}
         up = any(engine.is_up for engine in self._decode.all)
         status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
-        await _send_json(send, status, {"status": "ready" if up else "no engine answers", **shown})
-
-
-class Telling:
-    """An answer on its way to the client."""
-
-    def __init__(self, send: Any) -> None:
-        self._send = send
-        self.has_begun = False
-        """The client has heard of it: no other engine can be asked."""
-
-    async def all_of(self, answer: Answer, *, streams: bool) -> None:
-        """Pass an answer on: as it comes, or whole, so that one that breaks off can be asked again. Raises `Lost`."""
-        if not streams:
-            body = await answer.whole()
-            self.has_begun = True
-            await _send_whole(self._send, answer, body)
-            return
-        async for piece in answer.pieces:
-            if not self.has_begun:
-                self.has_begun = True
-                await _send_head(self._send, answer)
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        if not self.has_begun:
-            await _send_head(self._send, answer)
-        await self._send({"type": "http.response.body", "body": b""})
-
-    async def broke_off(self) -> None:
-        """End a stream whose engine was lost, so that the client knows that it is not whole."""
-        error = _error(
-            "the engine was lost in the midst of this answer; send the request again.", HTTPStatus.BAD_GATEWAY
-        )
-        body = b"data: " + msgspec.json.encode(error) + b"\n\n"
-        await self._send({"type": "http.response.body", "body": body})
-
-
-def _call(scope: Any, body: bytes) -> Call:
-    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    headers = [(name, value) for name, value in scope["headers"] if name not in OWN_HEADERS]
-    return Call(scope["method"].encode(), target, headers, body, (), streams=False)
-
-
-def _fields(scope: Any, call: Call) -> dict[str, Any] | None:
-    """Return what a request says; None: an engine is to say what is wrong with it."""
-    if scope["method"] != "POST":
-        return None
-    try:
-        return msgspec.json.decode(call.body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _splits(path: str, fields: Mapping[str, Any]) -> bool:
-    """Say whether a request is one whose prompt another engine may compute: one prompt, nothing of which is to be shown."""
-    if path not in SPLIT or fields.get(FIELD) or fields.get("echo") or fields.get("prompt_logprobs") is not None:
-        return False
-    prompt = fields.get("prompt", "")
-    return isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(each, int) for each in prompt))
-
-
-def _offer(said: bytes) -> Mapping[str, Any] | None:
-    """Return what an answer says of how another engine goes on."""
-    try:
-        offer = msgspec.json.decode(said).get(FIELD)
-    except (msgspec.DecodeError, AttributeError):
-        return None
-    return offer if isinstance(offer, dict) else None
-
-
-def _error(message: str, status: HTTPStatus) -> dict[str, Any]:
-    return {"error": {"message": message, "type": status.phrase, "param": None, "code": int(status)}}
-
-
-async def _say_error(send: Any, status: HTTPStatus, message: str, retry_after: bytes = b"") -> None:
-    await _send_json(send, status, _error(message, status), [(b"retry-after", retry_after)] if retry_after else ())
-
-
-async def _send_json(send: Any, status: HTTPStatus, said: Any, headers: Headers = ()) -> None:
-    body = msgspec.json.encode(said)
-    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
-    await send({"type": "http.response.start", "status": int(status), "headers": fields})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _send_whole(send: Any, answer: Answer, body: bytes) -> None:
-    await _send_head(send, answer, [(b"content-length", b"%d" % len(body))])
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _send_head(send: Any, answer: Answer, more: Headers = ()) -> None:
-    headers = [(name, value) for name, value in answer.headers if name.lower() not in OWN_HEADERS]
-    await send({"type": "http.response.start", "status": answer.status, "headers": [*headers, *more]})
+        await send_json(send, status, {"status": "ready" if up else "no engine answers", **shown})

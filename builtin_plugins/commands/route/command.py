@@ -11,6 +11,8 @@ from core.api import ConfigError
 if TYPE_CHECKING:
     import argparse
 
+    import uvicorn
+
 
 class Route:
     """Serves OpenAI's API for engines that run elsewhere."""
@@ -68,12 +70,13 @@ class Route:
             raise ConfigError(f"--retries must be 0 or more, not {args.retries}.")
         prefill = Engines([Address.of(url, "--prefill") for url in args.prefill])
         decode = Engines([Address.of(url, "--decode") for url in args.decode])
-        listener = _listen(args.host, args.port)
+        listener = listen(args.host, args.port)
         rules = Rules(args.retries, args.health_interval, args.timeout, args.max_request_bytes)
         return asyncio.run(_serve(Router(prefill, decode, rules), listener))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises `ConfigError` naming the flags."""
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
@@ -84,10 +87,26 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-async def _serve(app: Any, listener: socket.socket) -> int:
+def server_of(app: Any) -> uvicorn.Server:
+    """Return what serves the application."""
     import uvicorn  # lazy: a web framework
 
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_keep_alive=75, http="h11"))
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,  # its lines go where ours go
+            log_level="warning",
+            lifespan="on",
+            timeout_keep_alive=75,
+            http="h11",
+            server_header=False,  # these two are passed on as the engine says them
+            date_header=False,
+        )
+    )
+
+
+async def _serve(app: Any, listener: socket.socket) -> int:
+    server = server_of(app)
     host, port = listener.getsockname()[:2]
     print(f"Routing on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
     await server.serve(sockets=[listener])

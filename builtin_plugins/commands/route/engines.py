@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from builtin_plugins.commands.route.prefix import Seen
 from builtin_plugins.commands.route.upstream import Address, Lost, ask
@@ -55,6 +55,17 @@ class Engine:
         if self.reason:
             log.info("%s answers again", self.address.url)
         self.reason, self.rest_s = "", FIRST_REST_S
+
+    def shown(self) -> dict[str, Any]:
+        """Return what `/health` says of it."""
+        return {
+            "url": self.address.url,
+            "up": self.is_up,
+            "reason": self.reason,
+            "open": self.num_open,
+            "asked": self.num_asked,
+            "lost": self.num_lost,
+        }
 
     @contextmanager
     def busy(self, keys: Sequence[bytes]) -> Iterator[None]:

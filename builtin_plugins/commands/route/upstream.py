@@ -16,6 +16,13 @@ from core.api import ConfigError
 
 READ_BYTES: Final = 1 << 16
 MOST_HEAD_BYTES: Final = 1 << 20
+OWN_HEADERS: Final = frozenset(
+    (
+        b"host", b"content-length", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+        b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"expect",
+    )
+)  # fmt: skip
+"""Of one connection, not of what is said over it."""
 Headers = Sequence[tuple[bytes, bytes]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -38,6 +38,25 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromServer).decode
 
 
+class Wire(Protocol):
+    """A way by which memory of another process is read, if that has made it known. Every method may raise whatever it likes."""
+
+    name: str
+    """Engines whose wires have other names do not understand each other."""
+
+    def register(self, memory: np.ndarray[Any, Any]) -> None:
+        """Make memory known, for others to read and to be read into; it stays where it is. Called before all else."""
+
+    def introduce(self) -> bytes:
+        """Return what others need to find this end."""
+
+    def read(self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float) -> None:
+        """Fill a place, which was made known, with what lies at an address of whoever has introduced itself so."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class Connection:
     """Asks one rank of another engine for blocks. Every method raises `PeerError`; it is of no use afterwards."""
 
@@ -50,9 +69,10 @@ class Connection:
         *,
         most_bytes: int,
         timeout_s: float,
+        wire: Wire | None = None,
     ) -> None:
-        """`most_bytes`: of a block; `timeout_s`: for each answer."""
-        self._address, self._timeout_s = address, timeout_s
+        """`most_bytes`: of a block; `timeout_s`: for each answer; `wire`: by which blocks are read, if they are not sent."""
+        self._address, self._timeout_s, self._wire = address, timeout_s, wire
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, 1)
@@ -82,6 +102,7 @@ class Connection:
         try:
             welcome: Welcome = self._hear(Welcome)
             check_facts(facts, welcome.facts)
+            self._introduction = welcome.introduction
         except (PeerError, ValueError) as error:
             raise PeerError(f"{self._address}: {error}") from error
 
@@ -94,9 +115,17 @@ class Connection:
             raise PeerError(f"{self._address} answers what was not asked")
         if isinstance(found, Gone):
             return None
-        if self._socket.recv_into(buffer) != buffer.nbytes:
+        if self._wire is not None:
+            self._read(self._wire, found.address, buffer)
+        elif self._socket.recv_into(buffer) != buffer.nbytes:
             raise PeerError(f"{self._address} sends a block of another size")
         return found.seal
+
+    def _read(self, wire: Wire, address: int, buffer: np.ndarray[Any, Any]) -> None:
+        try:
+            wire.read(self._introduction, address, buffer, self._timeout_s)
+        except Exception as error:  # a library's own
+            raise PeerError(f"{self._address}, by {wire.name}: {error}") from error
 
     def _say(self, message: FromClient) -> None:
         self._socket.send(_encode(message))

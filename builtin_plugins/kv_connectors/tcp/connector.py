@@ -43,10 +43,12 @@ class Settings:
 class Tcp:
     """Connector `tcp`."""
 
+    kind: type[Settings] = Settings
+
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
-        own, parallel = read_extra(Settings, settings), config.parallel
-        self._own, self._settings = own, settings
-        self._token = _token(own)
+        own, parallel = read_extra(self.kind, settings), config.parallel
+        self.config, self.own, self.settings = config, own, settings
+        self.token = _token(own)
         self._num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self._serves = settings.kv_role != "kv_consumer"
         if not 0 < own.peer_timeout_s < float("inf"):
@@ -66,26 +68,30 @@ class Tcp:
     def directory(self, layout: KVLayout, num_ranks: int) -> PeerDirectory:
         """Return what knows this engine's blocks, and what others have offered."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
-        most_bytes = int(self._settings.kv_buffer_size) // num_ranks if self._serves else 0
-        own = BoundedDirectory(most_bytes, group_bytes, self._own.eviction_policy)
-        where = Source(self._settings.engine_id or secrets.token_hex(8), self._settings.kv_ip, self._settings.kv_port)
-        return PeerDirectory(own, where, self._token)
+        most_bytes = int(self.settings.kv_buffer_size) // num_ranks if self._serves else 0
+        own = BoundedDirectory(most_bytes, group_bytes, self.own.eviction_policy)
+        where = Source(self.settings.engine_id or secrets.token_hex(8), self.settings.kv_ip, self.settings.kv_port)
+        return PeerDirectory(own, where, self.token)
 
     def store(self, parts: StoreParts) -> TcpStore:
         """Return a rank's half. Raises `ConfigError` where it cannot listen."""
-        host, port = self._settings.kv_ip, self._settings.kv_port + parts.rank
-        address = address_of(host, port) if self._serves and self._own.listen else None
+        host, port = self.settings.kv_ip, self.settings.kv_port + parts.rank
+        address = address_of(host, port) if self._serves and self.own.listen else None
         try:
-            return TcpStore(parts, self._token, address, self._own.peer_timeout_s)
+            return self.open(parts, address)
         except zmq.ZMQError as error:
             raise ConfigError(
                 f"{FLAG}.kv_ip {host} and kv_port {port}: cannot be listened on: {error.strerror}. Name another port, or an "
                 "address of this machine."
             ) from error
 
+    def open(self, parts: StoreParts, address: str | None) -> TcpStore:
+        """Return a store that listens on an address. Raises `zmq.ZMQError` where it cannot."""
+        return TcpStore(parts, self.token, address, self.own.peer_timeout_s)
+
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
         """Return this rank's share of what is kept for others."""
-        return int(self._settings.kv_buffer_size) // self._num_ranks if self._serves else 0
+        return int(self.settings.kv_buffer_size) // self._num_ranks if self._serves else 0
 
     def check(self, params: Mapping[str, Any]) -> None:
         """Raise `InvalidRequest` unless an engine that knows the token has made this offer."""
@@ -93,7 +99,7 @@ class Tcp:
             offer = msgspec.convert(params, Offer)
         except msgspec.ValidationError as error:
             raise InvalidRequest(FIELD, f"is no engine's offer: {error}.") from error
-        if not hmac.compare_digest(offer.remote_seal.encode(), _seal(self._token, offer.source).encode()):
+        if not hmac.compare_digest(offer.remote_seal.encode(), _seal(self.token, offer.source).encode()):
             raise InvalidRequest(
                 FIELD, "comes from no engine with this one's token; pass on what the prefill engine has answered."
             )

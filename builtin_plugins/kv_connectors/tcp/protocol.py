@@ -45,6 +45,8 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Blocks may be asked for: how they are laid out here, as JSON."""
 
     facts: str
+    introduction: bytes = b""
+    """By which its memory is found by a `Wire`; empty: blocks are sent."""
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -64,10 +66,12 @@ class Get(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Here(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The next frame is the block."""
+    """The next frame is the block, or it is read where it lies."""
 
     number: int
     seal: bytes
+    address: int = 0
+    """Where it begins, if it is read."""
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True, tag=True):

@@ -80,9 +80,10 @@ class Waiting:
 class BlockServer:
     """Listens on one address."""
 
-    def __init__(self, address: str, token: bytes, facts: str, lender: Lender) -> None:
-        """Raises `zmq.ZMQError` where nobody can listen there."""
-        self._token, self._facts, self._lender = token, facts, lender
+    def __init__(self, address: str, token: bytes, facts: str, lender: Lender, introduction: bytes = b"") -> None:
+        """`introduction`: by which others read blocks where they lie; empty: they are sent. Raises `zmq.ZMQError` where nobody
+        can listen there."""
+        self._token, self._facts, self._lender, self._introduction = token, facts, lender, introduction
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -133,7 +134,8 @@ class BlockServer:
             peer.is_trusted = is_proof(message.proof, self._token, "client", peer.hello, peer.challenge)
             if not peer.is_trusted:
                 log.warning("somebody who does not know the token asked for cached blocks")
-            self._say(name, Welcome(self._facts) if peer.is_trusted else Refused("the token is another one"))
+            welcome = Welcome(self._facts, self._introduction)
+            self._say(name, welcome if peer.is_trusted else Refused("the token is another one"))
         elif isinstance(message, Get) and peer is not None and peer.is_trusted:
             if not self._give(name, message):
                 if message.waits and len(self._waiting) < MOST_WAITING:
@@ -154,11 +156,15 @@ class BlockServer:
                 self._say(each.peer, Gone(each.get.number))
 
     def _give(self, name: bytes, get: Get) -> bool:
-        """Send a block; False where there is none."""
+        """Send a block, or say where it lies; False where there is none."""
         held = self._lender.lend(get.key)
         if held is None:
             return False
         buffer, seal = held
+        if self._introduction:
+            self._say(name, Here(get.number, seal, buffer.ctypes.data))
+            self._lender.give_back(buffer)
+            return True
         self._socket.send_multipart([name, _encode(Here(get.number, seal))], zmq.SNDMORE)
         tracker = self._socket.send(buffer.data, copy=False, track=True)
         self._sending.append((tracker, buffer))

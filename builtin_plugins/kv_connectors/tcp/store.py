@@ -11,7 +11,7 @@ import numpy as np
 import zmq
 
 from builtin_plugins.kv_connectors.offload import HostMemory, parts_of
-from builtin_plugins.kv_connectors.tcp.asking import Connection
+from builtin_plugins.kv_connectors.tcp.asking import Connection, Wire
 from builtin_plugins.kv_connectors.tcp.protocol import PeerError, address_of, as_json
 from builtin_plugins.kv_connectors.tcp.serving import BlockServer, Held
 from core.api import BlockKey, StoreParts
@@ -65,12 +65,17 @@ class ServedMemory(HostMemory):
 class TcpStore(ServedMemory):
     """Keeps, serves and fetches. What it keeps is dropped as the directory says, whoever may still want it."""
 
-    def __init__(self, parts: StoreParts, token: bytes, address: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, parts: StoreParts, token: bytes, address: str | None, timeout_s: float, wire: Wire | None = None
+    ) -> None:
         """`address`: to listen on; None: nobody may ask. Raises `zmq.ZMQError` where nobody can listen there."""
         super().__init__(parts)
         self._rank, self._facts, self._token, self._timeout_s = parts.rank, parts.facts, token, timeout_s
         self._most_bytes = max(parts.block_bytes)
-        self._server = None if address is None else BlockServer(address, token, as_json(parts.facts), self)
+        self._wire = wire
+        introduction = b"" if wire is None else wire.introduce()
+        facts = as_json(parts.facts)
+        self._server = None if address is None else BlockServer(address, token, facts, self, introduction)
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[bytes, Connection] = {}
         self._resting: dict[bytes, tuple[float, str]] = {}
@@ -83,7 +88,7 @@ class TcpStore(ServedMemory):
     def fetch(self, source: bytes, key: BlockKey, block: Block) -> bytes:
         """Fetch a block from another engine. Raises `PeerError`."""
         size = self._block_bytes[key.group]
-        buffer = self._arrived.setdefault(size, np.empty(size, np.uint8))
+        buffer = self._place(size)
         try:
             connection = self._connection(source)
             seal = connection.get(key, buffer, waits=time.monotonic() >= self._impatient.get(source, 0.0))
@@ -100,6 +105,10 @@ class TcpStore(ServedMemory):
             np.copyto(part, place)
         return seal
 
+    def _place(self, size: int) -> np.ndarray[Any, Any]:
+        """Return memory for a block that arrives."""
+        return self._arrived.setdefault(size, np.empty(size, np.uint8))
+
     def _connection(self, source: bytes) -> Connection:
         until_s, why = self._resting.pop(source, (0.0, ""))
         if time.monotonic() < until_s:
@@ -110,7 +119,7 @@ class TcpStore(ServedMemory):
             address = address_of(where.host, where.port + self._rank)
             self._connections[source] = Connection(
                 self._context, address, self._token, self._facts,
-                most_bytes=self._most_bytes, timeout_s=self._timeout_s,
+                most_bytes=self._most_bytes, timeout_s=self._timeout_s, wire=self._wire,
             )  # fmt: skip
         return self._connections[source]
 

@@ -22,7 +22,8 @@ class FloatsFormat(StoredFormat):
 
     `other`: a name that scales have as well.
 
-    Activations are not rounded, whatever the checkpoint was made for: what it says of their scales is not needed.
+    `x_bits`: what activations may be rounded to: 8 where the checkpoint was made for that. They are as they come, so what it
+    says of their scales is not needed.
     """
 
     def __init__(
@@ -33,12 +34,13 @@ class FloatsFormat(StoredFormat):
         scale: str = "weight_scale",
         other: str = "",
         optional: str = "",
+        x_bits: int = 16,
     ) -> None:
         self._shared, self._weight, self._scale = shared, weight, scale
         self.suffixes: tuple[str, ...] = (weight, scale)
         self.optional_suffixes = tuple(optional.split())
         self.other_names = {other: scale} if other else {}
-        self.grouping = Grouping(8, shared.columns or -1, is_float=True)
+        self.grouping = Grouping(8, shared.columns or -1, is_float=True, x_bits=x_bits)
         self.stored_bits = 8 + (32 / shared.columns if shared.columns and shared.rows == 1 else 0)
 
     def check(self, part: Part) -> None:

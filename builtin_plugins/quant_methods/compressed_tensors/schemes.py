@@ -33,9 +33,11 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
         return PackedIntsFormat(bits, shared, zero=zero, order=order, optional=optional)
     if layout in PLAIN_INTS and kind == "int" and bits in range(1, 9):
         zero = "" if weights.get("symmetric", True) else "weight_zero_point"
-        return IntsFormat(bits, shared, zero=zero, optional=BESIDE, x_bits=_x_bits(group.get("input_activations")))
+        x_bits = _x_bits(group.get("input_activations"), "int", ("token",))
+        return IntsFormat(bits, shared, zero=zero, optional=BESIDE, x_bits=x_bits)
     if layout in PLAIN_FLOATS and (kind, bits) == ("float", 8):
-        return FloatsFormat(shared, optional=BESIDE)
+        x_bits = _x_bits(group.get("input_activations"), "float", ("token", "group"))
+        return FloatsFormat(shared, optional=BESIDE, x_bits=x_bits)
     if layout == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
         return PackedFloatsFormat(shared, whole="weight_global_scale", divides=True, optional=BESIDE)
     if layout in PACKED_FLOATS and kind == "float" and bits in (4, 6):
@@ -47,12 +49,12 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
     )
 
 
-def _x_bits(activations: Any) -> int:
-    """Return 8 for activations that are rounded as they come, to eight bits with a scale for each token; else 16."""
+def _x_bits(activations: Any, kind: str, strategies: tuple[str, ...]) -> int:
+    """Return 8 for activations that are rounded as they come, to eight bits of a kind, each token by itself; else 16."""
     stated = activations if isinstance(activations, Mapping) else {}
-    kind = str(stated.get("type", "int")).lower(), stated.get("num_bits"), stated.get("strategy")
+    own = str(stated.get("type", "int")).lower(), stated.get("num_bits")
     as_they_come = stated.get("dynamic") is True and stated.get("symmetric", True) is True
-    return 8 if as_they_come and kind == ("int", 8, "token") else 16
+    return 8 if as_they_come and own == (kind, 8) and stated.get("strategy") in strategies else 16
 
 
 def _shared(weights: Mapping[str, Any]) -> Shared:

@@ -12,7 +12,7 @@ from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
 
 BESIDE: Final = "input_scale activation_scale input_scale_ub"
-"""Of activations, which are not rounded here."""
+"""Of activations, which are rounded as they come, if at all."""
 
 
 def make_fp8(config: Any = None) -> StoredMethod:
@@ -50,7 +50,7 @@ class Fp8(_Floats):
         shared, names = (Shared(*block), ("weight_scale_inv", "weight_scale")) if block else (
             Shared(WHOLE, WHOLE), ("weight_scale", "weight_scale_inv"),
         )  # fmt: skip
-        self._format = FloatsFormat(shared, scale=names[0], other=names[1], optional=BESIDE)
+        self._format = FloatsFormat(shared, scale=names[0], other=names[1], optional=BESIDE, x_bits=8)
 
 
 class FbgemmFp8(_Floats):
@@ -61,4 +61,4 @@ class FbgemmFp8(_Floats):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        self._format = FloatsFormat(Shared(1, WHOLE), optional=BESIDE)
+        self._format = FloatsFormat(Shared(1, WHOLE), optional=BESIDE, x_bits=8)

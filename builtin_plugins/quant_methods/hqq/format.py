@@ -35,7 +35,9 @@ class HqqFormat(StoredFormat):
 
     def __init__(self, bits: int, group: int | None, axis: int) -> None:
         self._bits, self._group, self._axis = bits, group, axis
-        self.grouping = Grouping(bits, group or -1, has_zeros=True, runs_on=True) if axis == 1 else None
+        self.grouping = (
+            Grouping(bits, group or -1, has_zeros=True, has_float_zeros=True, runs_on=True) if axis == 1 else None
+        )
         self.stored_bits = bits + 32 / (group or 1024)
 
     def check(self, part: Part) -> None:

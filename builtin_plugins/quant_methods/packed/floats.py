@@ -1,8 +1,9 @@
-"""Floats of few bits, or codes of a table, with scales for groups, as formats unpack to them: kept in eight bits or four."""
+"""Floats of few bits with scales for groups, as stored formats unpack to them: kept in as many bits, eight or four."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,14 +28,21 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
     if not grouping.is_float or not group or grouping.has_zeros or grouping.is_ordered:
         return None
 
+    if grouping.has_table:
+        return lambda floats: FloatOps(
+            library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table
+        )
+    return maker(grouping.bits, group, partial(QuantizedOps, library), partial(FloatOps, library))
+
+
+def maker(bits: int, group: int, of_codes: Callable[..., Any], of_floats: Callable[[torch.dtype, int], Any]) -> Make:
+    """Return what makes the kernels for floats of so many bits: of four, those of codes twice as large; else of eight."""
+
     def make(floats: ScaledFloats | None) -> Ops:
-        if grouping.has_table:
-            table = torch.zeros(TABLE_SIZE) if floats is None else floats.table
-            return FloatOps(library, torch.uint8, group, table)
-        if grouping.bits == 4:
+        if bits == 4:
             scales = torch.float16 if floats is None else scale_type(floats.scales / 2)
-            return QuantizedOps(library, 4, group, scales, is_float=True)
-        return FloatOps(library, torch.float8_e4m3fn if floats is None else floats.values.dtype, group)
+            return of_codes(4, group, scales, is_float=True)  # type: ignore[no-any-return]
+        return of_floats(torch.float8_e4m3fn if floats is None else floats.values.dtype, group)  # type: ignore[no-any-return]
 
     return make
 
@@ -42,9 +50,11 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
 def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledFloats) -> None:
     """Fill rows from `first` on of a weight of so many rows."""
     scales = repeated(floats.scales, floats.shape[1], floats.group, ops.group)
-    if isinstance(ops, FloatOps):
-        if floats.table is not None and ops.table is not None and not torch.equal(floats.table, ops.table):
+    if floats.table is not None and isinstance(ops, FloatOps):
+        if ops.table is None or not torch.equal(floats.table, ops.table):
             raise ModelError("has another table of numbers than what it is kept with; use --plugins no:quant_packed.")
+        ops.place(weight, rows, first, floats.values, scales)
+    elif ops.bits == 8:
         ops.place(weight, rows, first, floats.values, scales)
     else:  # twice as large they are integers
         ops.place(weight, rows, first, (floats.values.float() * 2).to(torch.int8), scales / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from builtin_plugins.quant_methods.packed.groups import kept_group, repeated, sc
 from core.api import ModelError
 from core.quantization.layouts import GroupedInts, Grouping, Layout
 
-Make = Callable[[GroupedInts | None], QuantizedOps]
-"""Returns the kernels for integers like these; None: any that need as much memory."""
+Make = Callable[[torch.dtype], QuantizedOps]
+"""Returns kernels for scales of that type."""
 
 
 def ops_for(grouping: Grouping, library: Library) -> Make | None:
@@ -26,21 +27,15 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
         return None
     bits = 4 if grouping.bits <= 4 else 8
     x_bits = 8 if grouping.x_bits <= 8 == bits else 16
-
-    def make(ints: GroupedInts | None) -> QuantizedOps:
-        scales = torch.float16 if ints is None else scale_type(ints.scales)
-        of_floats = ints is not None and ints.zeros is not None and ints.zeros.is_floating_point()
-        zeros = torch.float16 if of_floats else torch.int16
-        return QuantizedOps(library, bits, group, scales, zeros=zeros if grouping.has_zeros else None, x_bits=x_bits)
-
-    return make
+    zeros = torch.float16 if grouping.has_float_zeros else torch.int16
+    return partial(QuantizedOps, library, bits, group, zeros=zeros if grouping.has_zeros else None, x_bits=x_bits)
 
 
 class PackedInts:
     """One weight matrix [out, in]."""
 
     def __init__(self, make: Make) -> None:
-        self._make, self._ops, self._is_fresh = make, make(None), True
+        self._make, self._ops, self._is_fresh = make, make(torch.float16), True
         self._rows = self._width = 0
         self._dtype = torch.float32
         self._order: torch.Tensor | None = None
@@ -55,13 +50,14 @@ class PackedInts:
         """Fill rows; columns that have an order are sorted by their groups, and x is read so."""
         if not isinstance(layout, GroupedInts):
             raise TypeError(f"{type(layout).__name__} is not what this keeper was asked for")
-        if layout.order is not None:
-            order = layout.order.argsort(stable=True).int()
-            self._order = order if self._order is None else self._order.copy_(order)  # recorded steps know where it is
-        if self._is_fresh:
-            self._ops, self._is_fresh = self._make(layout), False
         weight = layer.get_parameter("weight").data
-        self._ops.place(weight, self._rows, rows.start, *kept(layout, self._order, self._ops))
+        order = None if layout.order is None else layout.order.argsort(stable=True).int()
+        if order is not None:
+            own = order.to(weight.device)
+            self._order = own if self._order is None else self._order.copy_(own)  # recorded steps know where it is
+        if self._is_fresh:
+            self._ops, self._is_fresh = self._make(scale_type(layout.scales)), False
+        self._ops.place(weight, self._rows, rows.start, *kept(layout, order, self._ops))
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T."""
@@ -77,13 +73,13 @@ class PackedIntExperts(PackedExperts):
     """The matrices of all experts."""
 
     def __init__(self, make: Make) -> None:
-        super().__init__(make(None))  # type: ignore[arg-type]
+        super().__init__(make(torch.float16))  # type: ignore[arg-type]
         self._make, self._is_fresh = make, True
 
     def put(self, layer: nn.Module, rows: slice, layout: Any, matrix: str, expert: int) -> None:
         """Fill rows of one expert's matrix."""
         if self._is_fresh:
-            self._ops, self._is_fresh = self._make(layout), False  # type: ignore[assignment]
+            self._ops, self._is_fresh = self._make(scale_type(layout.scales)), False  # type: ignore[assignment]
         ops: Any = self._ops
         ops.place(layer.get_parameter(matrix).data[expert], self._rows[matrix], rows.start, *kept(layout, None, ops))
 
@@ -96,11 +92,12 @@ def kept(
     if order is not None:
         if len(set(torch.bincount(layout.order, minlength=scales.shape[1]).tolist())) > 1:  # type: ignore[arg-type]
             raise ModelError(
-                "has groups of unequal numbers of columns, which the kernels do not keep; use --plugins no:quant_packed."
+                "has groups of unequal numbers of columns, which the kernels do not keep; use --plugins no:quant_packed, or on a "
+                "GPU no:quant_triton."
             )
         codes = codes[:, order]
-    if ops.zeros is not None and zeros is None:
-        zeros = torch.zeros_like(scales, dtype=ops.zeros)
+    if ops.has_zeros and zeros is None:
+        zeros = torch.zeros_like(scales, dtype=torch.int16)
     width = codes.shape[1]
     of = -(-width // max(scales.shape[1], 1))
     off = None if zeros is None else repeated(zeros, width, of, ops.group)

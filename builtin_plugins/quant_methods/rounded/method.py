@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -35,21 +37,30 @@ class Rounded:
                 f"this checkpoint's weights are stored as {self.name!r} by its own account, and --quantization {self.name} "
                 "rounds plain weights; it reads no others. Take the checkpoint that this one was made from."
             )
+        self._group = config.options.get("quantization_group") or GROUPS[self.bits]
+
+    @cached_property
+    def _ops(self) -> Any:
+        """The kernels of CPUs, or torch, which the log is told."""
         library = load_library()
-        if library is None:
-            log.warning(
-                "%s: no kernel of this device multiplies by rounded weights; each product makes its weight plain first, and "
-                "one of a single row takes some 13 times as long as with a plain checkpoint",
-                self.name,
-            )
-        make: Any = TorchOps if library is None else lambda bits, group: QuantizedOps(library, bits, group)
-        group = config.options.get("quantization_group")
-        self._ops = make(self.bits, group or GROUPS[self.bits])
+        if library is not None:
+            return QuantizedOps(library, self.bits, self._group)
+        log.warning(
+            "%s: no kernel of this device multiplies by rounded weights; each product makes its weight plain first, and "
+            "one of a single row takes some 13 times as long as with a plain checkpoint",
+            self.name,
+        )
+        return TorchOps(self.bits, self._group)
+
+    def ops_on(self, method: Any) -> Any:
+        """Return the kernels of the device whose method for plain weights this is, if that has some of its own."""
+        rounds = getattr(method, "rounds", None)
+        return self._ops if rounds is None else rounds(self.bits, self._group)
 
     def linear(self, prefix: str) -> LinearMethod:
         """Return a fresh method."""
         del prefix
-        return RoundedLinear(self._ops)
+        return RoundedLinear(self)
 
     def head(self, prefix: str) -> LinearMethod:
         """Return a fresh method."""
@@ -58,12 +69,12 @@ class Rounded:
     def embedding(self, prefix: str) -> EmbeddingMethod:
         """Return a fresh method, which a head may be tied to."""
         del prefix
-        return RoundedLinear(self._ops)
+        return RoundedLinear(self)
 
     def experts(self, prefix: str) -> ExpertsMethod:
         """Return a fresh method."""
         del prefix
-        return PackedExperts(self._ops)
+        return RoundedExperts(self)
 
 
 class Int8(Rounded):
@@ -101,6 +112,16 @@ class Int4(Rounded):
 class RoundedLinear(PackedLinear):
     """One weight matrix [out, in], whose rows come back in the model's dtype."""
 
+    _ops: Any
+
+    def __init__(self, rounded: Rounded) -> None:
+        super().__init__(None)  # type: ignore[arg-type]  # `onto` takes them
+        self._rounded = rounded
+
+    def onto(self, plain: Callable[[], Any]) -> None:
+        """Take the kernels of the device."""
+        self._ops = self._rounded.ops_on(plain())
+
     def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         """Register `weight`, bytes."""
         super().create(layer, in_features, out_features, dtype)
@@ -108,6 +129,19 @@ class RoundedLinear(PackedLinear):
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of these numbers."""
-        ops: Any = self._ops
-        rows: torch.Tensor = ops.rows(layer.weight, self._rows, self._width, ids, self._dtype)
+        rows: torch.Tensor = self._ops.rows(layer.weight, self._rows, self._width, ids, self._dtype)
         return rows
+
+
+class RoundedExperts(PackedExperts):
+    """The matrices of all experts."""
+
+    _ops: Any
+
+    def __init__(self, rounded: Rounded) -> None:
+        super().__init__(None)  # type: ignore[arg-type]  # `onto` takes them
+        self._rounded = rounded
+
+    def onto(self, plain: Callable[[], Any]) -> None:
+        """Take the kernels of the device."""
+        self._ops = self._rounded.ops_on(plain())

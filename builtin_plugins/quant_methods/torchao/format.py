@@ -41,7 +41,7 @@ class NibblesFormat(StoredFormat):
 
     def __init__(self, group: int) -> None:
         self._group = group
-        self.grouping = Grouping(4, group, has_zeros=True)
+        self.grouping = Grouping(4, group, has_zeros=True, has_float_zeros=True)
         self.stored_bits = 4 + 32 / group
 
     def check(self, part: Part) -> None:

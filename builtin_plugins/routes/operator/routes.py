@@ -24,7 +24,7 @@ from builtin_plugins.routes.names import names_of
 from builtin_plugins.routes.operator.pausing import NAME
 from builtin_plugins.routes.operator.profiling import NAME as PROFILING
 from builtin_plugins.routes.operator.profiling import Settings
-from builtin_plugins.routes.operator.sleep_calls import checked_level, checked_tags
+from builtin_plugins.routes.operator.sleep_calls import EMPTY_S, checked_level, checked_tags
 from builtin_plugins.routes.operator.sleeping import NAME as SLEEPING
 from builtin_plugins.routes.plugin_health import Faults, plugin_health
 from builtin_plugins.routes.schema import body_schema
@@ -37,8 +37,6 @@ POLL_S: Final = 0.05
 """Between two looks whether what runs has ended."""
 ANSWER_S: Final = 1.0
 """As long the engine is waited for when its plugins' faults are asked: one in a long step is left out."""
-EMPTY_S: Final = 60.0
-"""As long as blocks may be in use after all requests were ended: the longest step that is under way."""
 _SECRETS: Final = ("token", "key", "password", "secret")
 _MODES: Final = ("abort", "wait", "keep")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {

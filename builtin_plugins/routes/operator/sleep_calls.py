@@ -10,7 +10,7 @@ from builtin_plugins.routes.operator.sleeping import LEVELS, NAME, TAGS
 from core.api import InvalidRequest
 
 EMPTY_S: Final = 60.0
-"""As long as blocks may be in use when nobody is served: tiers are still storing them."""
+"""As long as blocks may be in use when nobody is served: in a step that is under way, or by tiers that still store them."""
 POLL_S: Final = 0.01
 
 

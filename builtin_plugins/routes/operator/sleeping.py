@@ -63,7 +63,7 @@ class Sleeping:
                 raise InvalidRequest("level", "blocks of the cache are in use; end what runs, or try again.")
             self._asleep = set(TAGS)
         elif verb == "woken":
-            self._asleep.difference_update(data.decode().split(",") if data else TAGS)
+            self._asleep.difference_update(_named(data))
         elif verb not in ("state", "wake"):
             raise InvalidRequest("name", f"{NAME} knows fall, wake, woken, idle and state, not {verb!r}.")
         return b"1" if self._asleep else b"0"
@@ -96,7 +96,7 @@ class Releasing:
         """Answer `fall` (with a level) with the bytes by which this process has become smaller, and `wake` (with tags)
         with nothing, when what they name can be used again.
         """
-        if verb == "wake" and self._without_weights and WEIGHTS in (data.decode().split(",") if data else TAGS):
+        if verb == "wake" and self._without_weights and WEIGHTS in _named(data):
             self._read_weights()
             self._without_weights = False
             return b""
@@ -117,25 +117,20 @@ class Releasing:
 
     def _read_weights(self) -> None:
         """Load the model once more, and move what it has into the memory of the first: addresses are known to many."""
-        from core.nn.loading import load_model  # lazy: the scheduler's process may have no torch
+        from core.nn.loading import load_alike  # lazy: the scheduler's process may have no torch
 
-        parts, context = self._parts, self._parts.context
-        again, _ = load_model(
-            parts.config,
-            parts.source,
-            self._registry,
-            device=context.device,
-            dtype=context.dtype,
-            attention=context.attention,
-            group=context.group,
-            pipeline=context.pipeline,
-            facts=parts.facts,
-        )
+        parts = self._parts
+        again = load_alike(parts.config, parts.source, self._registry, parts)
         for mine, read in zip(_tensors(parts.model), _tensors(again), strict=True):
             # What is part of a mapped file has come back by itself, and would no longer be part of it when written to.
             if not mine.is_contiguous() or not _are_same(mine, read):
                 mine.copy_(read)
             read.data = read.new_empty(0)  # each as soon as it is there, or there would be two models
+
+
+def _named(tags: bytes) -> Sequence[str]:
+    """Return the tags of a call: none are all."""
+    return tags.decode().split(",") if tags else TAGS
 
 
 def _tensors(model: Any) -> list[torch.Tensor]:

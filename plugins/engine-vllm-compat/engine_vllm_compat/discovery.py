@@ -32,7 +32,7 @@ def points(group: str) -> Iterator[EntryPoint]:
 @cache
 def registered() -> Registries:
     """Return what this process's general plugins have registered; each is run once, and one that fails is left out by name."""
-    provide()
+    provider = provide()
     for point in points(GENERAL):
         try:
             point.load()()
@@ -41,7 +41,7 @@ def registered() -> Registries:
     for group, why in UNMET.items():
         for point in points(group):
             leave_out(point, f"{group} is not served: {why}")
-    return provide().registries
+    return provider.registries
 
 
 @cache

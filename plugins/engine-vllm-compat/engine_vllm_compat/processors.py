@@ -23,7 +23,6 @@ class Adapted:
     follows_tokens = True
 
     def __init__(self, context: SamplerContext, config: EngineConfig) -> None:
-        provide()
         told = VllmConfig(config.model.model, context.vocab_size, context.max_model_len, context.max_num_seqs)
         self._inner = self.inner(told, torch.device(context.device), False)
         self.argmax_invariant = self._inner.is_argmax_invariant()
@@ -38,10 +37,8 @@ class Adapted:
     @classmethod
     def validate(cls, sampling: SamplingParams, vocab_size: int) -> None:
         """Refuse what the processor refuses."""
-        check = getattr(cls.inner, "validate_params", None)
         try:
-            if check is not None:
-                check(sampling)
+            cls.inner.validate_params(sampling)
         except ValueError as error:
             raise InvalidRequest("extra_args", str(error)) from error
 

@@ -12,6 +12,8 @@ import torch
 import triton
 from core_kernels.triton import scans
 from core_kernels.triton.cache import copy_blocks
+from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
+from core_kernels.triton.scaled import round_rows
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -28,6 +30,16 @@ LAYERS = (
     AttentionParams(32, 8, 128, 0.1),
     AttentionParams(32, 8, 64, 0.1, window=7, softcap=3.0, alibi=BY_HEAD, sinks=BY_HEAD),
     AttentionParams(16, 1, 576, 0.1, value_size=512),
+)
+
+
+NUMBERS: tuple[GroupedOps, ...] = (
+    QuantizedOps(8, WHOLE_ROW, torch.float16),
+    QuantizedOps(4, 128, torch.bfloat16, has_zeros=True),
+    QuantizedOps(4, 24, torch.float16, has_zeros=True),
+    QuantizedOps(4, 32, torch.float16, is_float=True),
+    FloatOps(torch.float8_e4m3fn, 128),
+    FloatOps(torch.float8_e5m2, WHOLE_ROW),
 )
 
 
@@ -75,6 +87,13 @@ def launch_all() -> None:
         for arguments in [given for given in examples(op, draw) if given[0].numel()][:4]:
             getattr(ops, op)(*arguments)
     copy_blocks(torch.zeros(3, 40), torch.zeros(3, 40), torch.tensor([[0, 1]]))
+    for numbers in NUMBERS:
+        weights = numbers.empty(256, 512, torch.bfloat16, 2)
+        for rows in (1, 300):
+            numbers.linear(draw(rows, 512), weights[0], 256)
+        numbers.grouped(draw(5, 512), weights, 256, torch.tensor([0, 0, 1, 1, 1]))
+        numbers.rows(weights[0], 256, 512, torch.tensor([3]), torch.bfloat16)
+    round_rows(draw(3, 5000), WHOLE_ROW)
     key, states = draw(1, 2, 2, 64), torch.zeros(1, 4, 64, 64)
     for decay in (draw(1, 2, 4), draw(1, 2, 4, 64)):
         scans.delta_scan(key, key, draw(1, 2, 4, 64), decay, draw(1, 2, 4), states)

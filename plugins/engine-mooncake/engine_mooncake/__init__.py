@@ -1,0 +1,1 @@
+"""Cached blocks between engines over the transfer engine of Mooncake."""

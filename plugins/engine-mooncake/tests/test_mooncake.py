@@ -1,0 +1,52 @@
+"""Engines in two processes read each other's blocks by Mooncake: the tokens are one engine's, whoever is killed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from core.errors import EngineError
+from core.testing import conformance
+from core.testing.conformance import Case
+from tests.kv_connectors.pairs import decode, open_peer, producer
+from tests.kv_connectors.trial import FAKE, PROMPTS, open_llm, run, traffic
+
+PLUGIN = "engine_mooncake.plugin"
+OPTIONS: dict[str, Any] = {"connector": "mooncake", "plugins": [*FAKE, PLUGIN], "extra": {"protocol": "tcp"}}
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    pytest.importorskip("mooncake.engine", exc_type=ImportError)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("case", conformance.cases(PLUGIN), ids=str)
+def test_it_holds_to_the_contract(case: Case) -> None:
+    case()
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.slow
+def test_blocks_are_read_from_another_process_until_it_is_killed() -> None:
+    with open_llm() as llm:
+        expected = run(llm)[0]
+    with producer(**OPTIONS) as (offers, process), open_peer("kv_consumer", **OPTIONS) as llm:
+        assert decode(llm, offers[:4], PROMPTS[:4]) == (expected[:4], [64] * 4)
+        assert traffic(llm).counts.unloaded == 0
+        process.kill()
+        process.wait()
+        assert decode(llm, offers[4:], PROMPTS[4:]) == (expected[4:], [0] * 4)
+        assert traffic(llm).info()["state"] == "degraded"
+
+
+def test_without_the_library_the_start_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake", None)
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
+    with pytest.raises(EngineError, match=r"needs the package mooncake-transfer-engine"):
+        open_peer("kv_consumer", **OPTIONS)

@@ -1,0 +1,1 @@
+"""Cached blocks as objects in a bucket, by obstore."""
