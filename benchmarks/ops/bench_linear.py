@@ -33,7 +33,7 @@ KINDS: dict[str, Callable[[Library], Ops]] = {
     "int8 128": lambda library: QuantizedOps(library, 8, 128),
     "int4 32": lambda library: QuantizedOps(library, 4, 32),
     "int4 128": lambda library: QuantizedOps(library, 4, 128),
-    "int4 128 zeros": lambda library: QuantizedOps(library, 4, 128, torch.float16, has_zeros=True),
+    "int4 128 zeros": lambda library: QuantizedOps(library, 4, 128, torch.float16, zeros=torch.int16),
     "fp8": lambda library: FloatOps(library, torch.float8_e4m3fn, 128),
     "mxfp4": lambda library: QuantizedOps(library, 4, 32, is_float=True),
     "nvfp4": lambda library: QuantizedOps(library, 4, 16, torch.float16, is_float=True),
@@ -113,10 +113,10 @@ def packed(ops: Ops, weight: torch.Tensor) -> torch.Tensor:
     if isinstance(ops, FloatOps):
         scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
         ops.place(own, rows, 0, (weight.float() * 50).to(ops.kind), scales)
-    elif isinstance(ops, QuantizedOps) and (ops.is_float or ops.has_zeros):
+    elif isinstance(ops, QuantizedOps) and (ops.is_float or ops.zeros):
         codes = (weight.float() * 50).to(torch.int8).clamp(-4, 4)
         scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
-        ops.place(own, rows, 0, codes, scales, torch.ones_like(scales).short() if ops.has_zeros else None)
+        ops.place(own, rows, 0, codes, scales, torch.ones_like(scales).short() if ops.zeros else None)
     else:
         ops.pack(own, rows, 0, weight)
     return own

@@ -52,10 +52,10 @@ class Part:
     def blocks(self, rows: int) -> Iterator[Part]:
         """Yield it in parts of so many output rows at most, in the layer's order."""
         for source, target in self.pieces:
-            for at in range(0, source.stop - source.start, rows):
-                count = min(rows, source.stop - source.start - at)
-                own = slice(source.start + at, source.start + at + count)
-                yield replace(self, pieces=((own, slice(target.start + at, target.start + at + count)),))
+            whole = range(source.start, source.stop, source.step or 1)
+            for at in range(0, len(whole), rows):
+                own, to = whole[at : at + rows], target.start + at
+                yield replace(self, pieces=((slice(own.start, own.stop, source.step), slice(to, to + len(own))),))
 
     def rows(self, tensor: torch.Tensor, axis: int = 0, per: int = 1) -> torch.Tensor:
         """Return this rank's output rows, which lie along `axis`, in the layer's order; a view where they lie together.

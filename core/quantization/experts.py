@@ -51,7 +51,8 @@ class StoredExperts:
         kinds: dict[Any, StoredFormat | None] = {own and own.grouping: own for own in stored.values()}
         common = next(iter(kinds.values())) if len(kinds) == 1 else None
         ordered = common is not None and common.grouping is not None and common.grouping.is_ordered
-        self._keeper = keeper_of(None if ordered else common, self._plain, next(iter(parts.values()), None))
+        first = next(iter(parts.values()), None)
+        self._keeper = keeper_of(None if ordered else common, self._plain, first, [hidden, width])
         self._keeper.create(layer, num_experts, width, hidden, dtype)
         if not all(own is None or own.reads_plain for own in stored.values()):
             self.endings = ()
@@ -72,12 +73,16 @@ class StoredExperts:
             self._formats.unaided.say()
             for expert in range(0 if tensor.is_meta else part.num_experts):
                 one = replace(part, expert=expert, num_experts=0)
-                self._keeper.put(layer, part.target, stored.unpack({suffix: tensor[expert]}, one), part.matrix, expert)
+                self._put(layer, stored, {suffix: tensor[expert]}, one)
             return
         tensors = self._arrived.take(prefix, stored, suffix, tensor, part)
         if tensors is not None:
             self._formats.unaided.say()
-            self._keeper.put(layer, part.target, stored.unpack(tensors, part), part.matrix, part.expert)
+            self._put(layer, stored, tensors, part)
+
+    def _put(self, layer: nn.Module, stored: StoredFormat, tensors: dict[str, torch.Tensor], part: Part) -> None:
+        for rows, layout in stored.unpacked(tensors, part):
+            self._keeper.put(layer, rows, layout, part.matrix, part.expert)
 
     def finish(self, layer: nn.Module) -> None:
         """Refuse tensors that came without the others of their matrix, and let a method of plain weights repack."""

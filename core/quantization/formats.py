@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from core.errors import ModelError
 from core.quantization.layouts import Grouping, Layout
+from core.quantization.packing import WORD, unpack_words
 
 if TYPE_CHECKING:
     from core.contracts.part import Part
+
+
+UNPACKED: Final = (1 << 15) - 1
+"""Numbers that are unpacked at once. Pieces of memory as small as these are used again, not left between weights; and torch
+does so much, and no number more, in one thread, where two would wait for each other on cores that others use."""
+LEAST_ROWS: Final = 8
+"""Rows that are unpacked at once, however long they are."""
 
 
 class StoredFormat:
@@ -28,8 +37,6 @@ class StoredFormat:
     """Other suffixes by which checkpoints name required tensors, and which those are."""
     reads_plain: bool = False
     """It rounds the plain weight, its only tensor, so experts' may come all in one tensor as well."""
-    by_rows: bool = False
-    """Some rows of a part are unpacked for their share of the whole part's time and memory."""
     grouping: Grouping | None = None
     """Facts of the integers or floats that it unpacks to; None: it unpacks to something else."""
     stored_bits: float = 8
@@ -46,8 +53,20 @@ class StoredFormat:
         """Raise `ModelError` for an optional tensor that says something else than the config."""
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Layout:
-        """Return the rank's part of the weight, rows in the layer's order. `tensors` are whole, by suffix."""
+        """Return the rank's part of the weight, rows in the layer's order. `tensors` are whole, by suffix.
+
+        Parts are few rows of a weight: one must cost its share of the whole's time and memory.
+        """
         raise NotImplementedError
+
+    def unpacked(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Iterator[tuple[slice, Layout]]:
+        """Yield rows of the layer and what belongs there, few at a time."""
+        for own in part.blocks(_rows_at_once(part)):
+            yield own.target, self.unpack(tensors, own)
+
+
+def _rows_at_once(part: Part) -> int:
+    return max(LEAST_ROWS, UNPACKED // max(part.in_features, 1) // LEAST_ROWS * LEAST_ROWS)
 
 
 def groups_of(part: Part, group: int) -> int:
@@ -59,6 +78,18 @@ def groups_of(part: Part, group: int) -> int:
             "restore the config from where the model came."
         )
     return part.in_features // size
+
+
+def outputs_of(words: torch.Tensor, bits: int, part: Part) -> torch.Tensor:
+    """Return uint8 [..., rows]: the rank's outputs of int32 words along the last axis, of which only those are unpacked."""
+    words_each, each = bits // math.gcd(bits, WORD), WORD // math.gcd(bits, WORD)
+    found = []
+    for source, _ in part.pieces:
+        first, last = source.start // each, -(-source.stop // each)
+        count = min(last * each, part.out_features) - first * each
+        numbers = unpack_words(words[..., first * words_each : last * words_each], bits, count)
+        found.append(numbers[..., source.start - first * each : source.stop - first * each : source.step])
+    return torch.cat(found, -1)
 
 
 def cut_groups(tensor: torch.Tensor, part: Part, group: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -79,17 +79,22 @@ class PlainKeeper:
             self.method.load(layer, "weight", weight.to(self._dtype), part)
 
 
-def keeper_of(stored: StoredFormat | None, plain: Callable[[], Any], part: Part | None) -> Any:
+def keeper_of(
+    stored: StoredFormat | None, plain: Callable[[], Any], part: Part | None, inputs: Sequence[int] = ()
+) -> Any:
     """Return the device's keeper of what a format unpacks to; where it has none, that of plain weights.
 
     Columns that have an order are sorted by their groups, which needs all of them: a rank that has some makes them plain.
-    `part`: one of the weights; None where it is not known yet.
+    So does one whose rows end inside of groups that run on. `part`: one of the weights; None where it is not known yet.
+    `inputs`: how many columns the rank's weights have.
     """
     method = plain()
     keeps: Callable[[Grouping], Any] | None = getattr(method, "keeps", None)
     grouping = None if stored is None else stored.grouping
     is_whole = part is not None and part.columns_in.stop - part.columns_in.start == part.in_features
     if keeps is None or grouping is None or (grouping.is_ordered and not is_whole):
+        return PlainKeeper(method)
+    if grouping.runs_on and grouping.group > 0 and any(count % grouping.group for count in inputs):
         return PlainKeeper(method)
     return keeps(grouping) or PlainKeeper(method)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,12 +18,6 @@ from core.quantization.keeping import Formats, PlainKeeper, keeper_of
 if TYPE_CHECKING:
     from core.contracts.part import Part
     from core.quantization.formats import StoredFormat
-
-UNPACKED: Final = 1 << 15
-"""Numbers that are unpacked at once. Pieces of memory as small as these are used again, not left between weights; and torch
-does so much in one thread, where two would wait for each other on cores that others use."""
-LEAST_ROWS: Final = 8
-"""Rows that are unpacked at once, however long they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,7 @@ class StoredLinear:
         kinds = {_kind(own) for own in stored.values()}
         if len(parts) == 1 or (len(kinds) == 1 and not _is_ordered(next(iter(stored.values())))):
             kept = Kept(
-                keeper_of(next(iter(stored.values())), self._plain, next(iter(parts.values()))),
+                keeper_of(next(iter(stored.values())), self._plain, next(iter(parts.values())), [in_features]),
                 layer,
                 slice(0, out_features),
             )
@@ -73,7 +67,9 @@ class StoredLinear:
                 holder = nn.Module()
                 holder.ops = layer.ops
                 layer.add_module(f"part{index}", holder)
-                self._kept[prefix] = Kept(keeper_of(stored[prefix], self._plain, part), holder, part.target)
+                self._kept[prefix] = Kept(
+                    keeper_of(stored[prefix], self._plain, part, [in_features]), holder, part.target
+                )
             self._distinct = sorted(self._kept.values(), key=lambda kept: kept.rows.start)
         for kept in self._distinct:
             kept.keeper.create(kept.holder, in_features, kept.rows.stop - kept.rows.start, dtype)
@@ -93,9 +89,8 @@ class StoredLinear:
         tensors = self._arrived.take(prefix, stored, suffix, tensor, part)
         if tensors is not None:
             self._formats.unaided.say()
-            for own in part.blocks(_rows_at_once(part)) if stored.by_rows else (part,):
-                rows = slice(own.target.start - first, own.target.stop - first)
-                kept.keeper.put(kept.holder, rows, stored.unpack(tensors, own))
+            for rows, layout in stored.unpacked(tensors, part):
+                kept.keeper.put(kept.holder, slice(rows.start - first, rows.stop - first), layout)
 
     def finish(self, layer: nn.Module) -> None:
         """Refuse tensors that came without the others of their prefix, and let methods of plain weights repack."""
@@ -143,10 +138,6 @@ class Arrived:
         self._waiting.clear()
         if alone:
             raise ModelError(f"{', '.join(alone[:6])} came alone; send all tensors of a layer's weight together.")
-
-
-def _rows_at_once(part: Part) -> int:
-    return max(LEAST_ROWS, UNPACKED // max(part.in_features, 1) // LEAST_ROWS * LEAST_ROWS)
 
 
 def _kind(stored: StoredFormat | None) -> Any:

@@ -40,10 +40,16 @@ class Grouping:
     group: int
     """Neighbouring inputs of a row that share a scale; the row's length where a row has one."""
     has_zeros: bool = False
+    has_float_zeros: bool = False
+    """They are no integers."""
     is_ordered: bool = False
     """Each input column names its group: they do not lie together."""
     is_float: bool = False
     """It is of `ScaledFloats`, not of `GroupedInts`."""
+    has_table: bool = False
+    """Of floats: they are codes of a table that comes with them."""
+    runs_on: bool = False
+    """Groups run on from one row to the next: rows may end inside of them."""
     x_bits: int = 16
     """What rows of inputs are rounded to, each with one scale, as the checkpoint was made for; float32 never is."""
 
@@ -57,7 +63,7 @@ class GroupedInts:
     scales: Tensor
     """Any floating type [out, groups]."""
     zeros: Tensor | None = None
-    """int16 [out, groups], or of formats without a `Grouping` any floating type; None: all are 0."""
+    """int16 [out, groups], or any floating type; None: all are 0."""
     order: Tensor | None = None
     """int64 [in]: the group of each column; None: groups lie one after the other and are equally long."""
 
@@ -90,15 +96,17 @@ class ScaledFloats:
     """Floating-point numbers of few bits with a scale for each group of a row's inputs: value * scale.
 
     A scale that is shared by rows (a tensor's, a block's) stands in each of them. Four- and six-bit numbers are those of
-    float8_e4m3fn that they are equal to.
+    float8_e4m3fn that they are equal to, or codes of a table.
     """
 
     values: Tensor
-    """Any floating type [out, in]."""
+    """Any floating type [out, in]; uint8 where there is a table."""
     scales: Tensor
     """Float32 [out, groups]."""
     group: int
     """Neighbouring inputs that share a scale; those of the last group may be fewer."""
+    table: Tensor | None = None
+    """Float32: what each code stands for."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -112,12 +120,12 @@ class ScaledFloats:
     def plain(self) -> Tensor:
         """Return the weight in float32."""
         rows, width = self.shape
+        values = self.values.float() if self.table is None else self.table[self.values.int()]
         if self.scales.shape[1] == 1:
-            return self.values.float() * self.scales
+            return values * self.scales
         if width % self.group:
-            return self.values.float() * self.scales.repeat_interleave(self.group, 1)[:, :width]
-        values = self.values.float().view(rows, -1, self.group)
-        return (values * self.scales.unsqueeze(-1)).view(rows, width)
+            return values * self.scales.repeat_interleave(self.group, 1)[:, :width]
+        return (values.view(rows, -1, self.group) * self.scales.unsqueeze(-1)).view(rows, width)
 
 
 def pieces(layout: Layout) -> Iterator[tuple[slice, Tensor]]:

@@ -27,7 +27,10 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
             "words of int32."
         )
     if WORD % bits == 0 and sys.byteorder == "little":
-        return unpack_bytes(words.contiguous().view(torch.uint8), bits)[..., :count]
+        words = words.clone(
+            memory_format=torch.contiguous_format
+        )  # one column of many is called contiguous, and is not
+        return unpack_bytes(words.view(torch.uint8), bits)[..., :count]
     missing = -words.shape[-1] % bits
     padded = torch.nn.functional.pad(words, (0, missing)).long() & 0xFFFFFFFF
     streams = padded.view(*padded.shape[:-1], -1, bits)  # 32 numbers in as many words as they have bits
@@ -60,7 +63,10 @@ def centred(codes: Tensor, bits: int) -> Tensor:
 def four_bit_floats(packed: Tensor) -> Tensor:
     """Return float8_e4m3fn [..., 2 * bytes] out of bytes of two E2M1 floats each, the lower one first."""
     values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=packed.device).to(torch.float8_e4m3fn)
-    return values.view(torch.uint8)[unpack_bytes(packed, 4).int()].view(torch.float8_e4m3fn)
+    both = torch.stack((values.view(torch.uint8).repeat(16), values.view(torch.uint8).repeat_interleave(16)), -1)
+    # Two numbers by each byte, in one thread: an index of this size is shared out, and threads wait for each other.
+    found = both.view(torch.int16).flatten().index_select(0, packed.flatten().int())
+    return found.view(torch.float8_e4m3fn).view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def six_bit_floats(packed: Tensor, exponent_bits: int = 2) -> Tensor:

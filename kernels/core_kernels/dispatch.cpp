@@ -97,7 +97,7 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Changes with any signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 7; }
+EXPORT int32_t core_kernels_abi() { return 8; }
 
 EXPORT const char* core_kernels_isa() { return chosen->name; }
 
@@ -212,16 +212,17 @@ EXPORT void core_grouped_linear(void* out, const void* x, const void* weights, c
 
 EXPORT void core_quantize(void* to, const void* from, int64_t first, int64_t count, int64_t width, int64_t row_stride,
                           int64_t column_stride, int64_t rows, int64_t code, int64_t group, int32_t dtype) {
-    const Rounding kept = {code, group, false, false};
+    const Rounding kept = {code, group, false, kNoZeros};
     chosen->quantized->pack(to, from, first, {count, width, row_stride, column_stride}, rows, kept, dtype);
 }
 
-// The same for codes, with scales [count, groups], which are float16 (`halves`) or bfloat16, and zero points or null.
-EXPORT void core_quantized_place(void* to, const int8_t* codes, const void* scales, const int16_t* zeros, int64_t first,
+// The same for codes, with scales [count, groups], which are float16 (`halves`) or bfloat16, and zero points or null, which are
+// of `kind`.
+EXPORT void core_quantized_place(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, int64_t first,
                                  int64_t count, int64_t width, int64_t row_stride, int64_t rows, int64_t code,
-                                 int64_t group, int64_t halves) {
+                                 int64_t group, int64_t halves, int64_t kind) {
     chosen->quantized->place(to, codes, scales, zeros, first, {count, width, row_stride, 1}, rows,
-                             {code, group, halves != 0, zeros != nullptr});
+                             {code, group, halves != 0, kind});
 }
 
 // Returns 1, and writes nothing, where an id is none of the rows.
@@ -229,7 +230,7 @@ EXPORT int32_t core_quantized_rows(void* out, const void* weight, const int64_t*
                                    int64_t rows, int64_t code, int64_t group, int64_t halves, int64_t zeros,
                                    int32_t dtype) {
     if (!are_rows(ids, count, rows)) return 1;
-    chosen->quantized->unpack(out, weight, ids, count, width, rows, {code, group, halves != 0, zeros != 0}, dtype);
+    chosen->quantized->unpack(out, weight, ids, count, width, rows, {code, group, halves != 0, zeros}, dtype);
     return 0;
 }
 
@@ -238,14 +239,14 @@ EXPORT void core_quantized_linear(void* out, const void* x, const void* weight, 
                                   int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
                                   int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, order,
-                               {code, group, halves != 0, zeros != 0, x_bits}, dtype);
+                               {code, group, halves != 0, zeros, x_bits}, dtype);
 }
 
 EXPORT void core_quantized_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                    int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
                                    int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                               {code, group, halves != 0, zeros != 0, x_bits}, dtype);
+                               {code, group, halves != 0, zeros, x_bits}, dtype);
 }
 
 // Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on.
@@ -256,22 +257,22 @@ EXPORT void core_floats_place(void* to, const uint8_t* codes, const float* scale
 
 // Returns 1, and writes nothing, where an id is none of the rows.
 EXPORT int32_t core_floats_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
-                                int64_t rows, int64_t group, int32_t kind, int32_t dtype) {
+                                int64_t rows, int64_t group, int32_t kind, const float* table, int32_t dtype) {
     if (!are_rows(ids, count, rows)) return 1;
-    chosen->floats->unpack(out, weight, ids, count, width, rows, {kind, group}, dtype);
+    chosen->floats->unpack(out, weight, ids, count, width, rows, {kind, group, table}, dtype);
     return 0;
 }
 
 EXPORT void core_floats_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                               int64_t in_size, int64_t x_stride, int64_t group, int32_t kind, int32_t dtype) {
-    chosen->floats->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {kind, group}, dtype);
+                               int64_t in_size, int64_t x_stride, int64_t group, int32_t kind, const float* table, int32_t dtype) {
+    chosen->floats->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {kind, group, table}, dtype);
 }
 
 EXPORT void core_floats_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                 int64_t out_size, int64_t in_size, int64_t x_stride, int64_t group, int32_t kind,
-                                int32_t dtype) {
+                                const float* table, int32_t dtype) {
     chosen->floats->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                            {kind, group}, dtype);
+                            {kind, group, table}, dtype);
 }
 
 // Returns 1, and writes nothing, for a kind of block that is not kept.

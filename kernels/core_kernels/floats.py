@@ -1,4 +1,4 @@
-"""Weights of eight-bit floats with a scale for each group of inputs, and products with them."""
+"""Weights of eight-bit floats, or of codes of a table, with a scale for each group of inputs, and products with them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,42 @@ from core_kernels.tiled import ScaledOps
 
 Tensor = torch.Tensor
 
-KINDS: Final = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1}
-"""Numbers by which the library knows them."""
+KINDS: Final = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1, torch.uint8: 2}
+"""Numbers by which the library knows them; bytes are codes of a table."""
+TABLE_SIZE: Final = 16
 SCALE_BYTES: Final = 4
 
 
 class FloatOps(ScaledOps):
-    """Floats of eight bits.
+    """Floats of eight bits, or, of uint8, codes of four bits of a table of sixteen floats: it is rounded to the type of x.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale, which is float32.
     """
 
-    def __init__(self, library: Library, kind: torch.dtype, group: int) -> None:
+    def __init__(self, library: Library, kind: torch.dtype, group: int, table: Tensor | None = None) -> None:
         if kind not in KINDS or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"{', '.join(map(str, KINDS))}; groups are multiples of {FILLED} up to {LARGEST_GROUP}"
             raise ValueError(f"{kind} in groups of {group}: floats are {allowed}")
-        self.bits: Final = 8
+        if (table is not None and len(table) == TABLE_SIZE) != (kind == torch.uint8):
+            raise ValueError(
+                f"{kind} with {'no table' if table is None else f'a table of {len(table)}'}: uint8 has one of 16"
+            )
+        self.bits: Final = 4 if kind == torch.uint8 else 8
         self.kind: Final = kind
         self.group: Final = group
-        super().__init__(library, library.core_floats_rows, (group, KINDS[kind]), "eight-bit floats")
+        self.table: Final = None if table is None else table.float().contiguous()
+        facts = (group, KINDS[kind], 0 if self.table is None else self.table.data_ptr())
+        super().__init__(library, library.core_floats_rows, facts, f"floats of {self.bits} bits")
         self._place: Final = library.core_floats_place
         self._linear: Final = library.core_floats_linear
         self._grouped = library.core_floats_grouped
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales included."""
-        return row_bytes(width, 8, self.group, SCALE_BYTES)
+        return row_bytes(width, self.bits, self.group, SCALE_BYTES)
 
     def place(self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor) -> None:
-        """Fill rows from `first` on with floats [n, width] of this kind and scales [n, groups]."""
+        """Fill rows from `first` on with floats, or codes, [n, width] of this kind and scales [n, groups]."""
         count, width = values.shape
         self._fits(weight, width)
         if scales.shape != (count, -(-width // self.group)) or values.dtype != self.kind:
@@ -54,7 +61,7 @@ class FloatOps(ScaledOps):
         values, scales = values.contiguous(), scales.float().contiguous()
         self._place(
             weight.data_ptr(), values.data_ptr(), scales.data_ptr(), first, count, width, values.stride(0), rows,
-            *self._facts,
+            *self._facts[:2],
         )  # fmt: skip
 
     def linear(self, x: Tensor, weight: Tensor, rows: int) -> Tensor:

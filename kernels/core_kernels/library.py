@@ -17,7 +17,7 @@ from core_kernels.pages import LargePages
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 7
+ABI: Final = 8
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
@@ -36,14 +36,14 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_plain_linear": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_grouped_linear": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_quantize": (_PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
-    "core_quantized_place": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 8),
+    "core_quantized_place": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 9),
     "core_quantized_rows": (_PTR, _PTR, _PTR, *[_I64] * 7, _I32),
     "core_quantized_linear": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 9, _I32),
     "core_quantized_grouped": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 9, _I32),
     "core_floats_place": (_PTR, _PTR, _PTR, *[_I64] * 6, _I32),
-    "core_floats_rows": (_PTR, _PTR, _PTR, *[_I64] * 4, _I32, _I32),
-    "core_floats_linear": (_PTR, _PTR, _PTR, *[_I64] * 5, _I32, _I32),
-    "core_floats_grouped": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 5, _I32, _I32),
+    "core_floats_rows": (_PTR, _PTR, _PTR, *[_I64] * 4, _I32, _PTR, _I32),
+    "core_floats_linear": (_PTR, _PTR, _PTR, *[_I64] * 5, _I32, _PTR, _I32),
+    "core_floats_grouped": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 5, _I32, _PTR, _I32),
     "core_superblock_pack": (_PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_superblock_rows": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I32, _I32),
     "core_superblock_linear": (_PTR, _PTR, _PTR, *[_I64] * 5, _I32, _I32, _I32),

@@ -22,13 +22,15 @@ FOUR_BIT_FLOATS: Final = (0, 1, 2, 3, 4, 6, 8, 12)
 """What codes of four-bit floats (E2M1) stand for, twice as large; all of them with either sign."""
 FLOAT_CODE: Final = 12
 """The number by which the library knows those; it knows integers by their bits."""
+ZEROS: Final = (None, torch.int16, torch.float16)
+"""Types of zero points; the library knows them by their places here."""
 
 
 class QuantizedOps(ScaledOps):
     """Integers of eight or four bits, or floats of four.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
-    bfloat16 or float16. `has_zeros`: each group has a zero point as well. `is_float`: codes are four-bit floats, twice as
+    bfloat16 or float16. `zeros`: each group has a zero point as well, an integer (int16) or not (float16). `is_float`: codes are four-bit floats, twice as
     large. Weights that are rounded here are integers with scales in bfloat16 and without zero points. `x_bits`: what x is
     rounded to unless it is float32; 16 loses next to nothing, 8, for weights of 8 bits, takes one scale for a row of x.
     """
@@ -40,27 +42,29 @@ class QuantizedOps(ScaledOps):
         group: int,
         scales: torch.dtype = torch.bfloat16,
         *,
-        has_zeros: bool = False,
+        zeros: torch.dtype | None = None,
         is_float: bool = False,
         x_bits: int = 16,
     ) -> None:
         if bits not in (4, 8) or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"bits are 4 or 8, groups multiples of {FILLED} up to {LARGEST_GROUP}"
             raise ValueError(f"{bits} bits in groups of {group}: {allowed}")
-        if is_float and (bits != 4 or has_zeros):
+        if zeros not in ZEROS or (is_float and (bits != 4 or zeros is not None)):
             raise ValueError(
-                f"floats of {bits} bits{' with zero points' * has_zeros}: kept are those of 4 bits without"
+                f"{'floats' if is_float else 'integers'} of {bits} bits with zero points of {zeros}: these are of int16 or "
+                "float16, and floats are of 4 bits and have none"
             )
         if x_bits not in (16, bits):
             raise ValueError(f"rows of {x_bits} bits by weights of {bits}: both are 8, or rows are of 16")
         self.bits: Final = bits
         self.group: Final = group
         self.scales: Final = scales
-        self.has_zeros: Final = has_zeros
+        self.zeros: Final = zeros
+        self.has_zeros: Final = zeros is not None
         self.is_float: Final = is_float
         self.x_bits: Final = x_bits
         self._code: Final = FLOAT_CODE if is_float else bits
-        facts = (self._code, group, int(scales == torch.float16), int(has_zeros))
+        facts = (self._code, group, int(scales == torch.float16), ZEROS.index(zeros))
         super().__init__(library, library.core_quantized_rows, facts, f"{bits} bits")
         self._pack: Final = library.core_quantize
         self._place: Final = library.core_quantized_place
@@ -69,12 +73,12 @@ class QuantizedOps(ScaledOps):
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales and zero points included."""
-        return row_bytes(width, self.bits, self.group, 4 if self.has_zeros else 2)
+        return row_bytes(width, self.bits, self.group, 2 if self.zeros is None else 4)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
         """Round a plain [n, width], with any strides, to rows from `first` on of a weight of so many rows."""
         self._fits(weight, tensor.shape[1])
-        if self.has_zeros or self.is_float or self.scales != torch.bfloat16:
+        if self.zeros is not None or self.is_float or self.scales != torch.bfloat16:
             raise ValueError("plain weights are rounded to integers without zero points and with scales in bfloat16")
         if weight.is_meta:  # of a model that is only planned
             return
@@ -87,7 +91,7 @@ class QuantizedOps(ScaledOps):
     def place(
         self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None
     ) -> None:
-        """Fill rows from `first` on with int8 codes [n, width], and scales [n, groups], and int16 zero points of that shape.
+        """Fill rows from `first` on with int8 codes [n, width], and scales [n, groups], and zero points of that shape.
 
         Of four bits, codes are -8 to 7, or, of floats, `FOUR_BIT_FLOATS`. A number is (code - zero) * scale.
         """
@@ -97,17 +101,17 @@ class QuantizedOps(ScaledOps):
             raise ValueError(
                 f"codes of {codes.dtype} {list(codes.shape)} with scales {list(scales.shape)} in groups of {self.group}"
             )
-        if (zeros is not None) != self.has_zeros or (zeros is not None and zeros.shape != scales.shape):
+        if (zeros is None) != (self.zeros is None) or (zeros is not None and zeros.shape != scales.shape):
             found = "none" if zeros is None else list(zeros.shape)
-            raise ValueError(f"zero points: {found}; the weight has {list(scales.shape) if self.has_zeros else 'none'}")
+            wanted = "none" if self.zeros is None else list(scales.shape)
+            raise ValueError(f"zero points: {found}; the weight has {wanted}")
         if weight.is_meta:
             return
         codes, scales = codes.contiguous(), scales.to(self.scales).contiguous()
-        zeros = None if zeros is None else zeros.short().contiguous()
-        code, group, halves, _ = self._facts
+        zeros = None if zeros is None else zeros.to(self.zeros).contiguous()
         self._place(
             weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), None if zeros is None else zeros.data_ptr(),
-            first, count, width, codes.stride(0), rows, code, group, halves,
+            first, count, width, codes.stride(0), rows, *self._facts,
         )  # fmt: skip
 
     def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:

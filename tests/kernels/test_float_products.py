@@ -1,4 +1,4 @@
-"""Weights of eight-bit floats: every one of them exact, and products that are right and alike in any company."""
+"""Weights of eight-bit floats and of codes of a table: every one exact, products right and alike in any company."""
 
 from __future__ import annotations
 
@@ -11,22 +11,43 @@ LIBRARY = load_library()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 SIZES = [(1, 1), (7, 5), (129, 130), (70, 300)]
 COUNTS = [0, 1, 7, 20]
+TABLE = torch.tensor([-1, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0, 0.0052, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1])
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this machine")
 
 
+FLOATS = [kind for kind in KINDS if kind.is_floating_point]
+
+
+def ops_of(kind: torch.dtype, group: int) -> FloatOps:
+    return FloatOps(LIBRARY, kind, group, TABLE if kind == torch.uint8 else None)
+
+
 def stored(rows: int, width: int, group: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return floats of all sizes, subnormal ones too, their scales, and the weight that they are in float32."""
-    sizes = torch.exp2(torch.randint(-9, 5, (rows, width)).float())
-    values, scales = (torch.randn(rows, width) * sizes).to(kind), torch.rand(rows, -(-width // group)) + 0.1
-    return values, scales, values.float() * scales.repeat_interleave(group, 1)[:, :width]
+    """Return floats of all sizes, subnormal ones too, or codes, their scales, and the weight that they are in float32."""
+    scales = torch.rand(rows, -(-width // group)) + 0.1
+    if kind == torch.uint8:
+        values = torch.randint(0, 16, (rows, width)).to(kind)
+        plain = TABLE[values.int()]
+    else:
+        values = (torch.randn(rows, width) * torch.exp2(torch.randint(-9, 5, (rows, width)).float())).to(kind)
+        plain = values.float()
+    return values, scales, plain * scales.repeat_interleave(group, 1)[:, :width]
 
 
 @pytest.mark.parametrize(
-    ("kind", "group"), [(torch.float8_e4m3fn, 128), (torch.float8_e4m3fn, 8), (torch.float8_e5m2, 32)], ids=str
+    ("kind", "group"),
+    [
+        (torch.float8_e4m3fn, 128),
+        (torch.float8_e4m3fn, 8),
+        (torch.float8_e5m2, 32),
+        (torch.uint8, 64),
+        (torch.uint8, 8),
+    ],
+    ids=str,
 )
 def test_products_are_those_of_the_floats_alone_and_in_company(isa: str, kind: torch.dtype, group: int) -> None:
-    ops = FloatOps(LIBRARY, kind, group)
+    ops = ops_of(kind, group)
     for rows, width in SIZES:
         values, scales, plain = stored(rows, width, group, kind)
         weight = ops.empty(rows, width, torch.float32)
@@ -42,7 +63,7 @@ def test_products_are_those_of_the_floats_alone_and_in_company(isa: str, kind: t
                 assert torch.equal(ops.linear(x[:count], weight, rows), together[:count])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", FLOATS, ids=str)
 def test_each_float_is_what_torch_makes_of_it(isa: str, kind: torch.dtype) -> None:
     values = torch.arange(256, dtype=torch.uint8).view(kind).repeat(16, 1)
     ops, ones = FloatOps(LIBRARY, kind, 256), torch.ones(16, 1)
@@ -56,9 +77,18 @@ def test_each_float_is_what_torch_makes_of_it(isa: str, kind: torch.dtype) -> No
         assert torch.equal(each, torch.where(finite, values.float(), 0)[0].to(dtype))
 
 
+def test_codes_of_a_table_are_its_numbers_in_the_type_of_x(isa: str) -> None:
+    codes = torch.arange(16, dtype=torch.uint8).repeat(16, 1)
+    ops = ops_of(torch.uint8, 16)
+    weight = ops.empty(16, 16, torch.float32)
+    ops.place(weight, 16, 0, codes, torch.ones(16, 1))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(ops.linear(torch.eye(16, dtype=dtype), weight, 16)[:, 3], TABLE.to(dtype))
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_groups_of_rows_multiply_by_their_own_weight(isa: str, kind: torch.dtype) -> None:
-    ops = FloatOps(LIBRARY, kind, 32)
+    ops = ops_of(kind, 32)
     weights, choices = ops.empty(80, 64, torch.float32, 3), torch.tensor([2, 0, 2, 0, 0, 2, 2, 2, 2, 0])
     for weight in weights:
         ops.place(weight, 80, 0, *stored(80, 64, 32, kind)[:2])
@@ -81,7 +111,7 @@ def test_large_products_are_shared_out_and_stay_the_same(isa: str) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     ops = FloatOps(LIBRARY, torch.float8_e4m3fn, 32)
     weight = ops.empty(20, 10, torch.float32)
-    with pytest.raises(ValueError, match="of eight-bit floats of width 40"):
+    with pytest.raises(ValueError, match="of floats of 8 bits of width 40"):
         ops.linear(torch.randn(3, 40), weight, 20)
     with pytest.raises(ValueError, match=r"float8_e5m2 .* of torch.float8_e4m3fn"):
         ops.place(weight, 20, 0, torch.zeros(20, 10).to(torch.float8_e5m2), torch.ones(20, 1))
@@ -90,3 +120,5 @@ def test_what_does_not_fit_is_refused() -> None:
     for kind, group in ((torch.float16, 32), (torch.float8_e4m3fn, 12), (torch.float8_e4m3fn, 512)):
         with pytest.raises(ValueError, match="in groups of"):
             FloatOps(LIBRARY, kind, group)
+    with pytest.raises(ValueError, match="with no table: uint8 has one of 16"):
+        FloatOps(LIBRARY, torch.uint8, 64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from core_kernels.library import load_library
 from core_kernels.pages import LINE, LargePages
-from core_kernels.quantized import FOUR_BIT_FLOATS, QuantizedOps
+from core_kernels.quantized import FOUR_BIT_FLOATS, ZEROS, QuantizedOps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,11 +75,20 @@ def test_all_instruction_sets_keep_and_multiply_alike(isa: str, bits: int) -> No
 
 PLACED = {
     "8 bits": {"bits": 8},
-    "8 bits with zeros": {"bits": 8, "has_zeros": True},
+    "8 bits with zeros": {"bits": 8, "zeros": torch.int16},
     "4 bits": {"bits": 4},
-    "4 bits with zeros": {"bits": 4, "has_zeros": True},
+    "4 bits with zeros": {"bits": 4, "zeros": torch.int16},
+    "8 bits with zeros that are no integers": {"bits": 8, "zeros": torch.float16},
+    "4 bits with zeros that are no integers": {"bits": 4, "zeros": torch.float16},
     "4 bits, floats": {"bits": 4, "is_float": True},
 }
+
+
+def zero_points(ops: QuantizedOps, shape: tuple[int, int]) -> torch.Tensor | None:
+    """Return some that are kept exactly: integers, or halves and quarters of the codes' range."""
+    top = 1 << (ops.bits - 1)
+    zeros = torch.randint(-4 * top, 4 * top, shape) / 4
+    return {None: None, torch.int16: zeros.short(), torch.float16: zeros}[ops.zeros]
 
 
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
@@ -93,7 +102,7 @@ def test_codes_and_scales_that_are_placed_are_what_is_multiplied(isa: str, name:
         if ops.is_float:
             codes = torch.tensor(FOUR_BIT_FLOATS)[codes.abs().long() % 8].to(torch.int8) * codes.sign()
         factors = torch.rand(groups).to(scales)
-        zeros = torch.randint(-top, top + 2, groups).short() if ops.has_zeros else None
+        zeros = zero_points(ops, groups)
         weight = ops.empty(rows + 3, width, torch.float32)
         ops.place(weight, rows + 3, 3, codes, factors, zeros)
         ops.place(weight, rows + 3, 0, codes[:3], factors[:3], None if zeros is None else zeros[:3])
@@ -111,23 +120,22 @@ def test_codes_and_scales_that_are_placed_are_what_is_multiplied(isa: str, name:
     with pytest.raises(ValueError, match=r"codes of torch.int8 .* in groups of 32"):
         ops.place(weight, rows + 3, 0, codes, factors[:, 1:], zeros)
     with pytest.raises(ValueError, match="zero points: "):
-        ops.place(weight, rows + 3, 0, codes, factors, None if ops.has_zeros else torch.zeros(groups))
+        ops.place(weight, rows + 3, 0, codes, factors, None if ops.zeros else torch.zeros(groups))
 
 
 def test_plain_weights_are_not_rounded_to_what_they_would_not_be(isa: str) -> None:
-    for ops in (QuantizedOps(LIBRARY, 4, 32, is_float=True), QuantizedOps(LIBRARY, 8, 32, has_zeros=True)):
+    for ops in (QuantizedOps(LIBRARY, 4, 32, is_float=True), QuantizedOps(LIBRARY, 8, 32, zeros=torch.int16)):
         with pytest.raises(ValueError, match="rounded to integers without zero points"):
             ops.pack(ops.empty(16, 32, torch.float32), 16, 0, torch.zeros(16, 32))
 
 
-@pytest.mark.parametrize("name", ["8 bits with zeros", "4 bits with zeros", "4 bits, floats"])
+@pytest.mark.parametrize("name", [name for name in PLACED if name not in ("8 bits", "4 bits")])
 def test_groups_of_rows_multiply_by_their_own_codes(isa: str, name: str) -> None:
     ops = QuantizedOps(LIBRARY, group=32, **PLACED[name])  # type: ignore[arg-type]
     weights, choices = ops.empty(80, 64, torch.float32, 3), torch.tensor([2, 0, 2, 0, 0, 2, 2])
     for weight in weights:
         codes = torch.randint(-3, 4, (80, 64)).to(torch.int8)
-        zeros = torch.randint(-8, 9, (80, 2)).short() if ops.has_zeros else None
-        ops.place(weight, 80, 0, codes, torch.rand(80, 2), zeros)
+        ops.place(weight, 80, 0, codes, torch.rand(80, 2), zero_points(ops, (80, 2)))
     x = torch.randn(7, 64).bfloat16()
     found = ops.grouped(x, weights, 80, choices)
     alone = [ops.linear(row[None], weights[index], 80) for row, index in zip(x, choices.sort().values, strict=True)]
@@ -195,13 +203,15 @@ def of_eight_bits(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("has_zeros", [False, True])
-def test_rows_of_eight_bits_have_one_scale_alone_and_in_company(isa: str, dtype: torch.dtype, has_zeros: bool) -> None:
-    ops = QuantizedOps(LIBRARY, 8, 32, torch.float16, has_zeros=has_zeros, x_bits=8)
+@pytest.mark.parametrize("zero_type", ZEROS, ids=str)
+def test_rows_of_eight_bits_have_one_scale_alone_and_in_company(
+    isa: str, dtype: torch.dtype, zero_type: torch.dtype | None
+) -> None:
+    ops = QuantizedOps(LIBRARY, 8, 32, torch.float16, zeros=zero_type, x_bits=8)
     for rows, width in ((70, 300), (128, 72)):
         codes = torch.randint(-128, 128, (rows, width), dtype=torch.int8)
         scales = torch.rand(rows, -(-width // 32)) / 100
-        zeros = torch.randint(-9, 9, scales.shape) if has_zeros else None
+        zeros = zero_points(ops, tuple(scales.shape))
         own = ops.empty(rows, width, dtype)
         ops.place(own, rows, 0, codes, scales, zeros)
         plain, x = ops.rows(own, rows, width, torch.arange(rows)), torch.randn(40, width).to(dtype)
@@ -210,7 +220,7 @@ def test_rows_of_eight_bits_have_one_scale_alone_and_in_company(isa: str, dtype:
         assert ((found.double() - of_eight_bits(x) @ plain.double().T).abs() <= bound).all()
         for count in COUNTS[1:]:
             assert torch.equal(ops.linear(x[-count:], own, rows), found[-count:])
-        exactly = QuantizedOps(LIBRARY, 8, 32, torch.float16, has_zeros=has_zeros)
+        exactly = QuantizedOps(LIBRARY, 8, 32, torch.float16, zeros=zero_type)
         assert torch.equal(ops.linear(x.float(), own, rows), exactly.linear(x.float(), own, rows))
         assert not torch.equal(exactly.linear(x, own, rows), found)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from core.quantization import layers
+from core.quantization import formats
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "UNPACKED", 1)
-    monkeypatch.setattr(layers, "LEAST_ROWS", 16)
+    monkeypatch.setattr(formats, "UNPACKED", 1)
+    monkeypatch.setattr(formats, "LEAST_ROWS", 16)

@@ -100,6 +100,7 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
     "nf4, scales quantized too": (writer(nested=True), config(nested=True)),
     "fp4": (writer("fp4"), config("fp4")),
     "nf4 in blocks of a row": (writer(block=32), config()),
+    "nf4 in blocks of two rows": (writer(block=128), config()),
     "nf4 named bfloat16": (writer(storage=torch.bfloat16), config(bnb_4bit_quant_storage="bfloat16")),
     "int8": (eight_bits, EIGHT),
 }

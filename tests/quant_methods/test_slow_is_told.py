@@ -16,20 +16,22 @@ from builtin_plugins.quant_methods.rounded import method as rounded
 from core.nn.linear import PlainLinear
 from core.plugin import load_plan, make_plan
 from core.quantization.keeping import PlainKeeper
+from tests.quant_methods.test_bitsandbytes import writer as nf4
 from tests.quant_methods.test_floats import CASES as FLOATS
 from tests.quant_methods.test_layouts import whole
 from tests.quant_methods.test_matrix import cases
 
 needs_kernels = pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
 CASES = cases() | FLOATS
+CASES["bitsandbytes nf4"] = nf4(), CASES.pop("bitsandbytes nf4 in blocks of a row")[1]  # those are not kept
 ROWS, WIDTH = 128, 256
 ONE = SimpleNamespace(model=SimpleNamespace(), options={})
 TOLD = "no kernel of this device multiplies by 2 of the weights as they are stored; they are unpacked and compute as bfloat16"
 
 
 def has_no_kernel(name: str) -> bool:
-    """Zero points and tables of numbers that are no integers, as docs/quantization.md has them."""
-    return name.startswith(("hqq", "torchao int4 in nibbles", "bitsandbytes nf4"))
+    """Numbers that share a scale with those of other rows, as docs/quantization.md has them."""
+    return name.startswith("hqq") and name.endswith("axis 0")
 
 
 def keepers(name: str) -> list[Any]:

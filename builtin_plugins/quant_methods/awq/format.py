@@ -44,14 +44,18 @@ class AwqFormat(StoredFormat):
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> GroupedInts:
         """Return the rank's part."""
-        codes, zeros = (
-            centred(part.rows(_in_order(tensors[name], part.out_features), 1).T, BITS) for name in ("qweight", "qzeros")
-        )
+        codes, zeros = (centred(_outputs(tensors[name], part).T, BITS) for name in ("qweight", "qzeros"))
         scales = cut_groups(part.rows(tensors["scales"], 1).T, part, self._group)
         return GroupedInts(part.columns(codes), scales, cut_groups(zeros, part, self._group).short())
 
 
-def _in_order(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the numbers of each row in the order of the outputs."""
-    numbers = unpack_words(words, BITS, words.shape[-1] * PER_WORD).view(*words.shape, PER_WORD)
-    return torch.stack([numbers[..., place] for place in ORDER], -1).flatten(-2)[..., :count]
+def _outputs(words: torch.Tensor, part: Part) -> torch.Tensor:
+    """Return the rank's numbers of each row in the order of the outputs; only words that hold them are unpacked."""
+    found = []
+    for source, _ in part.pieces:
+        first = source.start // PER_WORD
+        own = words[:, first : -(-source.stop // PER_WORD)]
+        numbers = unpack_words(own, BITS, own.shape[1] * PER_WORD).view(*own.shape, PER_WORD)
+        numbers = torch.stack([numbers[..., place] for place in ORDER], -1).flatten(-2)
+        found.append(numbers[:, source.start - first * PER_WORD : source.stop - first * PER_WORD : source.step])
+    return torch.cat(found, 1)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+from builtin_plugins.quant_methods.common.flat import blocks_of, numbers_of
 from builtin_plugins.quant_methods.common.ints import IntsFormat
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, cut_groups
-from core.quantization.layouts import ScaledFloats
+from core.quantization.formats import StoredFormat
+from core.quantization.layouts import Grouping, ScaledFloats
 
 CODES: Final = 16
+USUAL_BLOCK: Final = 64
+"""Numbers of four bits that share a scale, as far as is known before any is read."""
 LARGEST: Final = 127
 """What the furthest number of an int8 row is stored as."""
 STATE: Final = "weight.quant_state.bitsandbytes__"
@@ -41,6 +44,8 @@ class Blocks:
 class FourBitFormat(StoredFormat):
     """Two codes in a byte, the first in the upper half. `kind`: nf4 or fp4. `nested`: scales are quantized as well."""
 
+    grouping = Grouping(4, USUAL_BLOCK, is_float=True, has_table=True, runs_on=True)
+
     def __init__(self, kind: str, *, nested: bool) -> None:
         self._nested, self._state = nested, STATE + kind
         second = (NESTED_SCALES, NESTED_TABLE) if nested else ()
@@ -48,43 +53,30 @@ class FourBitFormat(StoredFormat):
         self.stored_bits = 4.127 if nested else 4.5
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
-        """Return the rank's part; blocks that do not end with a row are multiplied by their scales at once."""
+        """Return the rank's part."""
         sizes, blocks = (part.out_features, part.in_features), _blocks(tensors[self._state])
         if blocks.shape != sizes or bool(blocks.nested_size) != self._nested:
             raise ModelError(
                 f"is of shape {list(blocks.shape)}, its scales {'' if blocks.nested_size else 'not '}quantized; the model's "
                 f"config says {list(sizes)}, and bnb_4bit_use_double_quant {self._nested}."
             )
-        codes = self._codes(tensors["weight"], sizes).view(sizes)
-        table, scales = _table(tensors, TABLE, CODES), self._scales(tensors, blocks)
-        if part.in_features % blocks.size == 0:
-            scales = cut_groups(part.rows(scales.view(sizes[0], -1)), part, blocks.size)
-            return ScaledFloats(table[part.columns(part.rows(codes)).int()], scales, blocks.size)
-        whole = table[codes.int()].flatten() * scales.repeat_interleave(blocks.size)[: codes.numel()]
-        own = part.columns(part.rows(whole.view(sizes)))
-        return ScaledFloats(own, own.new_ones(len(own), 1), own.shape[1])
+        group, which = blocks_of(part, blocks.size)
+        table, scales = _table(tensors, TABLE, CODES), self._scales(tensors, blocks, which)
+        return ScaledFloats(numbers_of(part, _reader(tensors["weight"], sizes)), scales, group, table)
 
-    @staticmethod
-    def _codes(packed: torch.Tensor, sizes: tuple[int, int]) -> torch.Tensor:
-        """Return flat codes; bytes may be stored as numbers of another type."""
-        total, stored = sizes[0] * sizes[1], packed.contiguous().flatten().view(torch.uint8)
-        if len(stored) != -(-total // 2):
-            raise ModelError(f"has {len(stored)} bytes; [{sizes[0]}, {sizes[1]}] of four bits are {-(-total // 2)}.")
-        return torch.stack((stored >> 4, stored & 15), -1).flatten()[:total]
-
-    def _scales(self, tensors: Mapping[str, torch.Tensor], blocks: Blocks) -> torch.Tensor:
-        """Return a flat float32 scale for each block."""
+    def _scales(self, tensors: Mapping[str, torch.Tensor], blocks: Blocks, which: torch.Tensor) -> torch.Tensor:
+        """Return float32 scales of these blocks."""
         found, count = tensors[SCALES].flatten(), -(-blocks.shape[0] * blocks.shape[1] // blocks.size)
         if len(found) != count:
             raise ModelError(f"has {len(found)} scales of blocks of {blocks.size}; there are {count} blocks.")
         if not self._nested:
-            return found.float()
+            return found[which].float()
         second, table = tensors[NESTED_SCALES].flatten().float(), _table(tensors, NESTED_TABLE, 256)
         if found.dtype != torch.uint8 or len(second) != -(-count // blocks.nested_size):
             raise ModelError(
                 f"has {len(second)} scales of its {count} scales, which share one by {blocks.nested_size}."
             )
-        return table[found.int()] * second.repeat_interleave(blocks.nested_size)[:count] + blocks.nested_offset
+        return table[found[which].int()] * second[which // blocks.nested_size] + blocks.nested_offset
 
 
 class EightBitFormat(IntsFormat):
@@ -101,6 +93,19 @@ class EightBitFormat(IntsFormat):
     def scales(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what one step of an integer is."""
         return tensor.float() / LARGEST
+
+
+def _reader(packed: torch.Tensor, sizes: tuple[int, int]) -> Callable[[int, int], torch.Tensor]:
+    """Return what reads codes from one place to another; bytes may be stored as numbers of another type."""
+    total, stored = sizes[0] * sizes[1], packed.contiguous().flatten().view(torch.uint8)
+    if len(stored) != -(-total // 2):
+        raise ModelError(f"has {len(stored)} bytes; [{sizes[0]}, {sizes[1]}] of four bits are {-(-total // 2)}.")
+
+    def read(first: int, last: int) -> torch.Tensor:
+        own = stored[first // 2 : -(-last // 2)]
+        return torch.stack((own >> 4, own & 15), -1).flatten()[first % 2 :][: last - first]
+
+    return read
 
 
 def _blocks(stated: torch.Tensor) -> Blocks:

@@ -26,8 +26,6 @@ class FloatsFormat(StoredFormat):
     says of their scales is not needed.
     """
 
-    by_rows = True
-
     def __init__(
         self,
         shared: Shared,
@@ -56,7 +54,9 @@ class FloatsFormat(StoredFormat):
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
         """Return the rank's part."""
         values = self.values(tensors[self._weight], part)
-        scales = self._shared.of_rank(self.scales(tensors), part)
+        scales = tensors[self._scale]
+        scales = scales.view(torch.uint8) if scales.dtype in EXPONENTS else scales
+        scales = self.scales(self._shared.of_rank(scales, part), tensors)
         return ScaledFloats(values, scales, self._shared.group(part))
 
     def values(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
@@ -65,10 +65,9 @@ class FloatsFormat(StoredFormat):
             raise ModelError(f"has a {self._weight} of {_name(tensor)}, which is none of eight-bit floats.")
         return part.columns(part.rows(tensor))
 
-    def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return all scales in float32."""
-        scales = tensors[self._scale]
-        return powers_of_two(scales) if scales.dtype in EXPONENTS else scales.float()
+    def scales(self, own: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the rank's scales in float32."""
+        return powers_of_two(own) if own.dtype in EXPONENTS else own.float()
 
 
 class PackedFloatsFormat(FloatsFormat):
@@ -76,9 +75,6 @@ class PackedFloatsFormat(FloatsFormat):
 
     `whole`: its name. `divides`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or 3.
     """
-
-    by_rows = False
-    """The type that scales are kept in is chosen by all of them."""
 
     def __init__(
         self,
@@ -110,9 +106,9 @@ class PackedFloatsFormat(FloatsFormat):
         rows = part.rows(tensor)
         return part.columns(four_bit_floats(rows) if self._bits == 4 else six_bit_floats(rows, self._exponent_bits))
 
-    def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return all scales, times the tensor's own."""
-        scales = super().scales(tensors)
+    def scales(self, own: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the rank's scales, times the tensor's own."""
+        scales = super().scales(own, tensors)
         if not self._whole:
             return scales
         whole = tensors[self._whole].float()

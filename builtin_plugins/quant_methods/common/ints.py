@@ -8,7 +8,7 @@ import torch
 
 from builtin_plugins.quant_methods.common.scales import Shared
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat
+from core.quantization.formats import StoredFormat, outputs_of
 from core.quantization.layouts import GroupedInts, Grouping
 from core.quantization.packing import WORD, centred, unpack_words
 
@@ -18,8 +18,6 @@ class IntsFormat(StoredFormat):
 
     `x_bits`: what activations may be rounded to, with one scale for a token's: 8 where the checkpoint was made for that.
     """
-
-    by_rows = True
 
     def __init__(
         self,
@@ -60,12 +58,12 @@ class IntsFormat(StoredFormat):
         codes = part.columns(self.codes(tensors[self._weight], part))
         zeros = self.zeros(tensors[self._zero], part) if self._zero else None
         if not self._order:
-            scales = self._shared.of_rank(self.scales(tensors[self._scale]), part)
-            return GroupedInts(codes, scales, None if zeros is None else self._shared.of_rank(zeros, part))
+            scales = self.scales(self._shared.of_rank(tensors[self._scale], part))
+            return GroupedInts(codes, scales, None if zeros is None else self._shared.columns_of(zeros, part))
         scales, order = part.rows(tensors[self._scale]), part.columns(tensors[self._order], 0).long()
         if len(order) and not 0 <= int(order.min()) <= int(order.max()) < scales.shape[1]:
             raise ModelError(f"has columns of group {int(order.max())}; there are {scales.shape[1]} groups.")
-        return GroupedInts(codes, scales, None if zeros is None else part.rows(zeros), order)
+        return GroupedInts(codes, scales, zeros, order)
 
     def codes(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
         """Return int8 [rows, in]."""
@@ -75,12 +73,12 @@ class IntsFormat(StoredFormat):
         return part.rows(tensor)
 
     def scales(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return all scales of any floating type."""
+        """Return the scales, of any floating type."""
         return tensor
 
     def zeros(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return int16 zero points, those of all rows."""
-        return tensor.short()
+        """Return int16 zero points of the rank's rows."""
+        return self._shared.rows_of(tensor, part).short()
 
 
 class PackedIntsFormat(IntsFormat):
@@ -103,5 +101,5 @@ class PackedIntsFormat(IntsFormat):
         return centred(unpack_words(part.rows(tensor), self._bits, part.in_features), self._bits)
 
     def zeros(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return int16 zero points, those of all rows."""
-        return centred(unpack_words(tensor.T.contiguous(), self._bits, part.out_features), self._bits).short().T
+        """Return int16 zero points of the rank's rows."""
+        return centred(outputs_of(tensor.T, self._bits, part), self._bits).short().T

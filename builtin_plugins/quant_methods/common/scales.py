@@ -35,6 +35,10 @@ class Shared:
 
     def of_rank(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
         """Return the rank's [rows, groups], each row with its own. Raises `ModelError` for another number of them."""
+        return self.columns_of(self.rows_of(scales, part), part)
+
+    def rows_of(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return those of all groups of the rank's rows."""
         rows, columns = self.counts(part)
         if scales.numel() != rows * columns:
             raise ModelError(
@@ -46,6 +50,14 @@ class Shared:
         if rows == 1:
             scales = scales.expand(part.out_features, columns)
         elif rows != part.out_features:
-            scales = scales.repeat_interleave(self.rows, 0)[: part.out_features]
-        scales = part.rows(scales)
-        return part.columns(scales, per=self.columns) if columns > 1 else scales
+            return scales[row_numbers(part) // self.rows]
+        return part.rows(scales)
+
+    def columns_of(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return those of the rank's inputs."""
+        return part.columns(scales, per=self.columns) if scales.shape[1] > 1 else scales
+
+
+def row_numbers(part: Part) -> torch.Tensor:
+    """Return which of the weight's rows are the rank's, in the layer's order."""
+    return torch.cat([torch.arange(own.start, own.stop, own.step or 1) for own, _ in part.pieces])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, cut_groups, groups_of
+from core.quantization.formats import StoredFormat, cut_groups, groups_of, outputs_of
 from core.quantization.layouts import GroupedInts, Grouping
 from core.quantization.packing import WORD, centred, unpack_words
 
@@ -17,7 +17,6 @@ BITS = (2, 3, 4, 8)
 class GptqFormat(StoredFormat):
     """`group`: -1 is the whole row. `is_ordered`: columns name their groups. `stored_less`: what zero points are stored less by."""
 
-    by_rows = True
     grouping: Grouping
 
     def __init__(self, bits: int, group: int, *, is_symmetric: bool, is_ordered: bool, stored_less: int) -> None:
@@ -56,8 +55,9 @@ class GptqFormat(StoredFormat):
         """Return the rank's part."""
         codes = unpack_words(part.rows(tensors["qweight"], 1).T.contiguous(), self._bits, part.in_features)
         codes = centred(part.columns(codes), self._bits)
-        zeros = unpack_words(tensors["qzeros"], self._bits, part.out_features).short()
-        zeros = part.rows(zeros, 1).T + (self._stored_less - (1 << (self._bits - 1)))
+        zeros = outputs_of(tensors["qzeros"], self._bits, part).short().T + (
+            self._stored_less - (1 << (self._bits - 1))
+        )
         scales = part.rows(tensors["scales"], 1).T
         if not self.grouping.has_zeros and bool(zeros.any()):
             raise ModelError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 
+from builtin_plugins.quant_methods.common.flat import blocks_of, numbers_of
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, cut_groups
-from core.quantization.layouts import GroupedInts, Layout, ScaledFloats
+from core.quantization.formats import StoredFormat
+from core.quantization.layouts import GroupedInts, Grouping, Layout, ScaledFloats
 from core.quantization.packing import centred
 
 PER_PACKED: Final = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
@@ -34,6 +35,9 @@ class HqqFormat(StoredFormat):
 
     def __init__(self, bits: int, group: int | None, axis: int) -> None:
         self._bits, self._group, self._axis = bits, group, axis
+        self.grouping = (
+            Grouping(bits, group or -1, has_zeros=True, has_float_zeros=True, runs_on=True) if axis == 1 else None
+        )
         self.stored_bits = bits + 32 / (group or 1024)
 
     def check(self, part: Part) -> None:
@@ -44,7 +48,7 @@ class HqqFormat(StoredFormat):
                 f"has {total} numbers, which do not divide into groups of {group} as its quantization config says; restore "
                 "the config from where the model came."
             )
-        if self._is_in_rows(part) and group < part.in_features:
+        if self._axis == 1 and group < part.in_features and part.in_features % group == 0:
             part.columns(torch.empty(1, part.in_features // group, device="meta"), per=group)
 
     def check_optional(self, suffix: str, tensor: torch.Tensor, part: Part) -> None:
@@ -54,29 +58,24 @@ class HqqFormat(StoredFormat):
             raise ModelError(f"is {int(tensor)}, and the quantization config says {said}; restore it.")
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Layout:
-        """Return the rank's part: integers, where the groups lie in rows, else floats."""
-        group, sizes = self._size(part), (part.out_features, part.in_features)
-        count = sizes[0] * sizes[1] // group
-        lines, length = (count, group) if self._axis == 1 else (group, count)
-        codes = centred(self._unpacked(tensors["W_q"], lines, length), self._bits)
+        """Return the rank's part: integers, where groups are neighbours, else floats."""
+        size, middle = self._size(part), 1 << (self._bits - 1)
+        count = part.out_features * part.in_features // size
+        lines, length = (count, size) if self._axis == 1 else (size, count)
+        codes = centred(numbers_of(part, self._reader(tensors["W_q"], lines, length)), self._bits)
         scales, zeros = (self._of_groups(tensors, name, count) for name in ("scale", "zero"))
-        zeros = zeros - (1 << (self._bits - 1))
-        if self._is_in_rows(part):
-            scales, zeros = (cut_groups(part.rows(own.view(sizes[0], -1)), part, group) for own in (scales, zeros))
-            return GroupedInts(part.columns(part.rows(codes.view(sizes))), scales, zeros)
-        across = 1 if self._axis == 1 else 0
-        plain = codes.float().sub_(zeros.unsqueeze(across)).mul_(scales.unsqueeze(across)).view(sizes)
-        own = part.columns(part.rows(plain))
+        if self._axis == 1:
+            _, which = blocks_of(part, size)
+            return GroupedInts(codes, scales[which], zeros[which].float() - middle)
+        _, place = blocks_of(part, 1)
+        own = (codes.float() + middle - zeros[place % count].float()) * scales[place % count].float()
         return ScaledFloats(own, own.new_ones(len(own), 1), own.shape[1])
 
     def _size(self, part: Part) -> int:
         return self._group or (part.in_features if self._axis == 1 else part.out_features)
 
-    def _is_in_rows(self, part: Part) -> bool:
-        return self._axis == 1 and part.in_features % self._size(part) == 0
-
-    def _unpacked(self, packed: torch.Tensor, lines: int, length: int) -> torch.Tensor:
-        """Return uint8 [lines, length]: the first part of the lines is in the highest bits of all elements."""
+    def _reader(self, packed: torch.Tensor, lines: int, length: int) -> Callable[[int, int], torch.Tensor]:
+        """Return what reads uint8 from one place to another: the first part of the lines is in the highest bits of all elements."""
         per, item = PER_PACKED[self._bits], torch.int32 if self._bits == 3 else torch.uint8
         if packed.is_floating_point():  # bytes that were named floats, for tools that share out weights by type
             packed = packed.contiguous().view(item)
@@ -86,11 +85,19 @@ class HqqFormat(StoredFormat):
                 f"has a W_q of {str(packed.dtype).removeprefix('torch.')} {list(packed.shape)}; {self._bits} bits in groups of "
                 f"{length if self._axis == 1 else lines} make {str(item).removeprefix('torch.')} [{kept}, {length}]."
             )
-        parts = [packed >> self._bits * (per - 1 - place) & ((1 << self._bits) - 1) for place in range(per)]
-        return torch.cat(parts).to(torch.uint8)[:lines]
+        stored, each = packed.flatten(), packed.numel()
+
+        def read(first: int, last: int) -> torch.Tensor:
+            parts = []
+            for place in range(first // each, -(-last // each)):
+                own = stored[max(first - place * each, 0) : last - place * each]
+                parts.append((own >> self._bits * (per - 1 - place) & ((1 << self._bits) - 1)).to(torch.uint8))
+            return torch.cat(parts)
+
+        return read
 
     @staticmethod
     def _of_groups(tensors: Mapping[str, torch.Tensor], name: str, count: int) -> torch.Tensor:
         if tensors[name].numel() != count:
             raise ModelError(f"has a {name} of shape {list(tensors[name].shape)}; there are {count} groups.")
-        return tensors[name].reshape(-1).float()
+        return tensors[name].reshape(-1)

@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from core_kernels.floats import FloatOps
+from core_kernels.floats import TABLE_SIZE, FloatOps
 from core_kernels.library import Library
 from core_kernels.quantized import QuantizedOps
 from torch import nn
 
 from builtin_plugins.quant_methods.packed.experts import PackedExperts
 from builtin_plugins.quant_methods.packed.groups import kept_group, repeated, scale_type
+from core.api import ModelError
 from core.quantization.layouts import Grouping, Layout, ScaledFloats
 
 Ops = FloatOps | QuantizedOps
@@ -27,6 +28,10 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
     if not grouping.is_float or not group or grouping.has_zeros or grouping.is_ordered:
         return None
 
+    if grouping.has_table:
+        return lambda floats: FloatOps(
+            library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table
+        )
     return maker(grouping.bits, group, partial(QuantizedOps, library), partial(FloatOps, library))
 
 
@@ -45,7 +50,11 @@ def maker(bits: int, group: int, of_codes: Callable[..., Any], of_floats: Callab
 def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledFloats) -> None:
     """Fill rows from `first` on of a weight of so many rows."""
     scales = repeated(floats.scales, floats.shape[1], floats.group, ops.group)
-    if ops.bits == 8:
+    if floats.table is not None and isinstance(ops, FloatOps):
+        if ops.table is None or not torch.equal(floats.table, ops.table):
+            raise ModelError("has another table of numbers than what it is kept with; use --plugins no:quant_packed.")
+        ops.place(weight, rows, first, floats.values, scales)
+    elif ops.bits == 8:
         ops.place(weight, rows, first, floats.values, scales)
     else:  # twice as large they are integers
         ops.place(weight, rows, first, (floats.values.float() * 2).to(torch.int8), scales / 2)

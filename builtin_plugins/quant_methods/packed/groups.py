@@ -7,6 +7,8 @@ from typing import Final
 import torch
 from core_kernels.quantized import FILLED, LARGEST_GROUP
 
+from core.api import ModelError
+
 WHOLE_ROW: Final = 128
 """The group by which rows with one scale are kept: it stands there several times."""
 
@@ -21,8 +23,13 @@ def kept_group(group: int) -> int:
 
 
 def repeated(scales: torch.Tensor, width: int, of: int, group: int) -> torch.Tensor:
-    """Return [rows, groups] of the kernels, which are parts of groups of `of` inputs; the last ones may have fewer."""
+    """Return [rows, groups] of the kernels, which are parts of groups of `of` inputs; the last ones may have fewer.
+
+    Raises `ModelError` for groups that are smaller.
+    """
     own = -(-width // group)
+    if scales.shape[1] > own:
+        raise ModelError(f"has groups of {of} inputs, and the kernels keep {group}; use --plugins no:quant_packed.")
     return scales if scales.shape[1] == own else scales.repeat_interleave(-(-min(of, width) // group), 1)[:, :own]
 
 

@@ -27,7 +27,8 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
         return None
     bits = 4 if grouping.bits <= 4 else 8
     x_bits = 8 if grouping.x_bits <= 8 == bits else 16
-    return partial(QuantizedOps, library, bits, group, has_zeros=grouping.has_zeros, x_bits=x_bits)
+    zeros = torch.float16 if grouping.has_float_zeros else torch.int16
+    return partial(QuantizedOps, library, bits, group, zeros=zeros if grouping.has_zeros else None, x_bits=x_bits)
 
 
 class PackedInts:

@@ -41,6 +41,7 @@ class NibblesFormat(StoredFormat):
 
     def __init__(self, group: int) -> None:
         self._group = group
+        self.grouping = Grouping(4, group, has_zeros=True, has_float_zeros=True)
         self.stored_bits = 4 + 32 / group
 
     def check(self, part: Part) -> None:
@@ -91,11 +92,11 @@ class SwizzledFloats(StoredFormat):
             raise ModelError(f"has numbers of {str(stored.dtype).removeprefix('torch.')}; they are eight-bit floats.")
         values = part.rows(stored)
         values = four_bit_floats(values.contiguous().view(torch.uint8)) if self._is_packed else values
-        scales = in_rows(tensors[SCALES], part.out_features, groups_of(part, self._group))
+        scales = in_rows(tensors[SCALES], part, groups_of(part, self._group))
         scales = powers_of_two(scales) if scales.dtype in EXPONENTS else scales.float()
         if WHOLE_SCALE in tensors:
             scales = scales * _one(tensors[WHOLE_SCALE])
-        return ScaledFloats(part.columns(values), cut_groups(part.rows(scales), part, self._group), self._group)
+        return ScaledFloats(part.columns(values), cut_groups(scales, part, self._group), self._group)
 
 
 def _one(scale: torch.Tensor) -> torch.Tensor:
@@ -104,14 +105,19 @@ def _one(scale: torch.Tensor) -> torch.Tensor:
     return scale.float().reshape(())
 
 
-def in_rows(scales: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
-    """Return [rows, groups] of scales that are so, or in the order of a GPU's kernel, filled up to whole blocks."""
+def in_rows(scales: torch.Tensor, part: Part, groups: int) -> torch.Tensor:
+    """Return the rank's [rows, groups] of scales that are so, or in the order of a GPU's kernel, filled up to whole blocks."""
+    rows = part.out_features
     if tuple(scales.shape) == (rows, groups):
-        return scales
+        return part.rows(scales)
     down, across = -(-rows // BLOCK_ROWS), -(-groups // BLOCK_COLUMNS)
     if scales.dtype.itemsize != 1 or scales.numel() != down * BLOCK_ROWS * across * BLOCK_COLUMNS:
         raise ModelError(f"has scales of shape {list(scales.shape)}; [{rows}, {groups}] are needed.")
-    kind = scales.dtype  # torch moves bytes in any order, and not every type of a byte
-    lines = BLOCK_ROWS // BLOCK_COLUMNS
+    lines = BLOCK_ROWS // BLOCK_COLUMNS  # torch moves bytes in any order, and not every type of a byte
     blocks = scales.contiguous().view(torch.uint8).view(down, across, lines, BLOCK_COLUMNS, BLOCK_COLUMNS)
-    return blocks.permute(0, 3, 2, 1, 4).reshape(down * BLOCK_ROWS, -1)[:rows, :groups].contiguous().view(kind)
+    found = []
+    for source, _ in part.pieces:
+        first = source.start // BLOCK_ROWS
+        own = blocks[first : -(-source.stop // BLOCK_ROWS)].permute(0, 3, 2, 1, 4).flatten(0, 2).flatten(1)
+        found.append(own[source.start - first * BLOCK_ROWS : source.stop - first * BLOCK_ROWS : source.step, :groups])
+    return torch.cat(found).view(scales.dtype)

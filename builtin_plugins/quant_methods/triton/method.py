@@ -58,7 +58,7 @@ class KeepingLinear(PlainLinear):
     def keeps(self, grouping: Grouping) -> ints.PackedInts | floats.PackedFloats | None:
         """Return a keeper of such numbers; None: no kernel multiplies by them."""
         if not grouping.is_float:
-            return ints.PackedInts(_ints(grouping))
+            return None if grouping.has_float_zeros else ints.PackedInts(_ints(grouping))
         make = _floats(grouping, self._of_floats if grouping.x_bits <= 8 else FloatOps)
         return None if make is None else floats.PackedFloats(make)
 
@@ -73,7 +73,8 @@ class KeepingExperts(PlainExperts):
     def keeps(self, grouping: Grouping) -> ints.PackedIntExperts | floats.PackedFloatExperts | None:
         """Return a keeper of such numbers."""
         if not grouping.is_float:
-            return None if grouping.is_ordered else ints.PackedIntExperts(_ints(grouping))
+            is_kept = not (grouping.is_ordered or grouping.has_float_zeros)
+            return ints.PackedIntExperts(_ints(grouping)) if is_kept else None
         make = _floats(grouping, FloatOps)
         return None if make is None else floats.PackedFloatExperts(make)
 
@@ -89,7 +90,7 @@ def _ints(grouping: Grouping) -> ints.Make:
 
 
 def _floats(grouping: Grouping, of_floats: OfFloats) -> floats.Make | None:
-    if grouping.has_zeros or grouping.is_ordered:
+    if grouping.has_zeros or grouping.is_ordered or grouping.has_table:
         return None
     return floats.maker(grouping.bits, _group(grouping), QuantizedOps, of_floats)
 

@@ -61,9 +61,9 @@ struct Codes {
         for (int i = 0; i < kInputs; ++i) bits |= static_cast<uint32_t>(kept(codes[i] + kZero)) << bit_of(i);
         return bits;
     }
-    static int code(uint32_t word, int64_t input, int zero) {
+    static float code(uint32_t word, int64_t input, float zero) {
         const uint32_t own = word >> bit_of(input) & ((1u << kBits) - 1);
-        return static_cast<int>(kCode == kFloat4 ? kFourBitFloats[own] : own) - zero;
+        return static_cast<float>(kCode == kFloat4 ? kFourBitFloats[own] : own) - zero;
     }
 
 private:

@@ -1,8 +1,9 @@
-// Where floats of eight bits and their scales lie in a weight, and how they become numbers that are multiplied.
+// Where floats of eight or four bits and their scales lie in a weight, and how they become numbers that are multiplied.
 //
 // A panel of 64 output rows, the last one as many tiles of sixteen as are left, holds for each group of inputs the scales of
 // its rows, then word after word of all rows: four inputs each, of which the second and third have changed places, so that
-// both halves of a word are pairs that lie as those of bfloat16 do.
+// both halves of a word are pairs that lie as those of bfloat16 do. Of four bits a word has eight inputs: four in the lower
+// halves of its bytes, then four in the upper ones.
 #pragma once
 
 #include "floats.h"
@@ -10,30 +11,41 @@
 
 namespace {
 
-constexpr int64_t kInWord = 4;
-constexpr int64_t kWordsTogether = 2;  // rows are filled up with zeros to a multiple
-constexpr int kPlaces[kInWord] = {0, 2, 1, 3};
+constexpr int64_t kQuad = 4;            // inputs that are opened together
+constexpr int64_t kInputsTogether = 8;  // rows are filled up to a multiple
+constexpr int kPlaces[kQuad] = {0, 2, 1, 3};
 
 struct FloatLayout {
-    int64_t rows, width, group;
+    int64_t rows, width, group, bits;
 
-    int64_t filled() const { return rounded_up(width, kInWord * kWordsTogether); }
+    FloatLayout(int64_t rows, int64_t width, FloatFormat kept) : rows(rows), width(width), group(kept.group), bits(kept.bits()) {}
+
+    int64_t filled() const { return rounded_up(width, kInputsTogether); }
     int64_t groups() const { return (width + group - 1) / group; }
     int64_t inputs(int64_t index) const { return std::min(group, filled() - index * group); }
     int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
     int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
-    int64_t row_bytes() const { return groups() * static_cast<int64_t>(sizeof(float)) + filled(); }
+    int64_t row_bytes() const { return groups() * static_cast<int64_t>(sizeof(float)) + filled() * bits / 8; }
     int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
     int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
     // Of a panel with so many columns.
     int64_t group_at(int64_t index, int64_t columns) const {
-        return columns * index * (static_cast<int64_t>(sizeof(float)) + group);
+        return columns * index * (static_cast<int64_t>(sizeof(float)) + group * bits / 8);
     }
+    // Of a column's codes: the byte of an input, and which of its bits.
+    int64_t byte_of(int64_t input, int64_t columns) const {
+        return input * bits / 32 * columns * kQuad + kPlaces[input % kQuad];
+    }
+    int shift_of(int64_t input) const { return bits == 4 ? input / kQuad % 2 * 4 : 0; }
     int64_t codes_at(int64_t columns) const { return columns * static_cast<int64_t>(sizeof(float)); }
 };
 
+// What codes stand for: `widen` takes one in each lane; `pairs` makes bfloat16 of one in each half of a lane.
 template <int kKind>
-struct Float8 {
+struct Numbers {
+    explicit Numbers(const float*) {}
+
+    static constexpr int kBits = 8;
     static constexpr int kFraction = kKind == kE4M3 ? 3 : 2;            // bits
     static constexpr uint32_t kBias = kKind == kE4M3 ? 120 : 112;       // that float32's is larger by
     static constexpr uint32_t kSpecial = kKind == kE4M3 ? 0x7f : 0x7c;  // from which on there are no numbers
@@ -47,6 +59,34 @@ struct Float8 {
         found = own >= kSpecial ? bits | 0x7f800000 : found;
         return (Floats)(found | sign);
     }
+    static Words pairs(Words codes);
+};
+
+// Sixteen floats by their codes. As bfloat16 they are rounded.
+template <>
+struct Numbers<kTabled> {
+    static constexpr int kBits = 4;
+
+    explicit Numbers(const float* table) : exact_(load(table)) {
+        BFloat16 near[kLanes];
+        store(near, exact_);
+        rounded_ = load(near);
+        for (int i = 0; i < 2; ++i) std::memcpy(reinterpret_cast<char*>(&halves_) + i * sizeof near, near, sizeof near);
+    }
+
+    Floats widen(Words codes) const { return __builtin_shuffle(exact_, (Ints)codes); }
+    Words pairs(Words codes) const {
+#if defined(__AVX512BW__)
+        return (Words)_mm512_permutexvar_epi16((__m512i)codes, (__m512i)halves_);
+#else
+        const Words first = (Words)__builtin_shuffle(rounded_, (Ints)(codes & 0xff));
+        return first >> 16 | (Words)__builtin_shuffle(rounded_, (Ints)(codes >> 16));
+#endif
+    }
+
+private:
+    Floats exact_, rounded_;
+    Words halves_;  // twice
 };
 
 #if defined(__AVX512BW__)
@@ -56,7 +96,7 @@ struct Table {
     alignas(64) uint16_t bits[128];
 
     constexpr Table() : bits() {
-        using Own = Float8<kKind>;
+        using Own = Numbers<kKind>;
         for (uint32_t code = 0; code < 128; ++code) {
             uint32_t exponent = (code >> Own::kFraction) + Own::kBias, fraction = code % (1u << Own::kFraction);
             if (code < 1u << Own::kFraction && code > 0)  // a subnormal number is a normal one of more exponent bits
@@ -73,9 +113,8 @@ template <int kKind>
 constexpr Table<kKind> kTable;
 #endif
 
-// Pairs of bfloat16 of pairs of codes, one in each half of a lane.
 template <int kKind>
-inline Words pairs_of(Words codes) {
+Words Numbers<kKind>::pairs(Words codes) {
 #if defined(__AVX512BW__)
     const uint16_t* table = kTable<kKind>.bits;
     const __m512i own = (__m512i)codes;
@@ -84,34 +123,41 @@ inline Words pairs_of(Words codes) {
     const __m512i found = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(own, _mm512_set1_epi16(0x40)), high);
     return (Words)found | (codes & 0x00800080) << 8;
 #else
-    const Words first = (Words)Float8<kKind>::widen(codes & 0xff), second = (Words)Float8<kKind>::widen(codes >> 16);
+    const Words first = (Words)widen(codes & 0xff), second = (Words)widen(codes >> 16);
     return first >> 16 | (second & 0xffff0000);
 #endif
 }
 
-// Codes of a group, `inputs` of each column, as units of linear.cpp; of what comes `ahead`, as many bytes are fetched.
+// Codes of a quad of inputs, one in each byte; the first of all in the lower bits.
+template <int kBits>
+inline Words quad_of(Words words, int at) { return kBits == 8 ? words : words >> (4 * at) & 0x0f0f0f0f; }
+
+// One quad of sixteen columns, as units of linear.cpp.
 template <int kKind>
-inline void open(BFloat16* to, const uint8_t* from, int64_t columns, int64_t inputs, const uint8_t* ahead) {
-    for (int64_t k = 0; k < inputs; k += kInWord, to += columns * kInWord)
-        for (int64_t column = 0; column < columns; column += kLanes, from += sizeof(Words), ahead += kLineBytes) {
-            __builtin_prefetch(ahead, 0, 2);
-            Words words;
-            std::memcpy(&words, from, sizeof words);
-            const Words first = pairs_of<kKind>(words & 0x00ff00ff), second = pairs_of<kKind>(words >> 8 & 0x00ff00ff);
-            std::memcpy(to + column * 2, &first, sizeof first);
-            std::memcpy(to + (columns + column) * 2, &second, sizeof second);
-        }
+inline void open_quad(BFloat16* to, Words codes, int64_t columns, const Numbers<kKind>& numbers) {
+    const Words first = numbers.pairs(codes & 0x00ff00ff), second = numbers.pairs(codes >> 8 & 0x00ff00ff);
+    std::memcpy(to, &first, sizeof first);
+    std::memcpy(to + columns * 2, &second, sizeof second);
 }
 
 template <int kKind>
-inline void open(float* to, const uint8_t* from, int64_t columns, int64_t inputs, const uint8_t* ahead) {
-    for (int64_t k = 0; k < inputs; k += kInWord, to += columns * kInWord)
+inline void open_quad(float* to, Words codes, int64_t columns, const Numbers<kKind>& numbers) {
+    for (int64_t i = 0; i < kQuad; ++i) store(to + i * columns, numbers.widen(codes >> (8 * kPlaces[i]) & 0xff));
+}
+
+// Codes of a group, `inputs` of each column; of what comes `ahead`, as many bytes are fetched.
+template <int kKind, typename T>
+inline void open(T* to, const uint8_t* from, int64_t columns, int64_t inputs, const uint8_t* ahead,
+                 const Numbers<kKind>& numbers) {
+    constexpr int kBits = Numbers<kKind>::kBits, kQuads = 8 / kBits;
+    for (int64_t k = 0; k < inputs; k += kQuad * kQuads, to += columns * kQuad * kQuads)
         for (int64_t column = 0; column < columns; column += kLanes, from += sizeof(Words), ahead += kLineBytes) {
             __builtin_prefetch(ahead, 0, 2);
             Words words;
             std::memcpy(&words, from, sizeof words);
-            for (int64_t i = 0; i < kInWord; ++i)
-                store(to + i * columns + column, Float8<kKind>::widen(words >> (8 * kPlaces[i]) & 0xff));
+            for (int at = 0; at < kQuads; ++at)
+                open_quad(to + at * columns * kQuad + column * (sizeof(float) / sizeof(T)), quad_of<kBits>(words, at), columns,
+                          numbers);
         }
 }
 

@@ -1,7 +1,7 @@
-// Products with weights that are floats of eight bits; compiled once per instruction set.
+// Products with weights that are floats of eight bits or codes of four; compiled once per instruction set.
 //
 // A group of a panel's inputs is opened in a core's cache, to bfloat16 where x is that and to float32 else, which loses
-// nothing, and multiplied by the rows as packed weights are. The sum of a group is scaled and added to those before it. So
+// nothing but of a table's numbers in bfloat16, and multiplied by the rows as packed weights are. The sum of a group is scaled and added to those before it. So
 // a result depends on its own row alone, however many rows are computed beside it.
 #include "floats.h"
 
@@ -21,7 +21,7 @@ constexpr int64_t kLargestGroup = 256;
 
 void place(void* to, const uint8_t* codes, const float* scales, int64_t first, Matrix source, int64_t rows,
            FloatFormat kept) {
-    const FloatLayout at = {rows, source.width, kept.group};
+    const FloatLayout at(rows, source.width, kept);
     share_out(source.rows, source.rows * source.width >= kParallelProducts, [=](Pieces& pieces) {
         std::unique_ptr<uint8_t[]> own(new uint8_t[at.filled()]());
         for (int64_t i; pieces.next(&i);) {
@@ -30,17 +30,22 @@ void place(void* to, const uint8_t* codes, const float* scales, int64_t first, M
             for (int64_t g = 0; g < at.groups(); ++g) {
                 uint8_t* group = static_cast<uint8_t*>(to) + at.panel_at(panel) + at.group_at(g, columns);
                 std::memcpy(group + column * sizeof(float), scales + i * at.groups() + g, sizeof(float));
-                uint8_t* place = group + at.codes_at(columns) + column * kInWord;
-                for (int64_t k = 0; k < at.inputs(g); ++k)
-                    place[k / kInWord * columns * kInWord + kPlaces[k % kInWord]] = own[g * at.group + k];
+                uint8_t* codes_at = group + at.codes_at(columns) + column * kQuad;
+                for (int64_t k = 0; k < at.inputs(g); ++k) {
+                    uint8_t& place = codes_at[at.byte_of(k, columns)];
+                    const int shift = at.shift_of(k);
+                    place = static_cast<uint8_t>((shift ? place : 0) | own[g * at.group + k] << shift);
+                }
             }
         }
     });
 }
 
 template <int kKind>
-void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, FloatLayout at, int32_t dtype) {
+void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, FloatLayout at, const float* table,
+            int32_t dtype) {
     share_out(count, count * at.width >= kParallelProducts, [=](Pieces& pieces) {
+        const Numbers<kKind> own(table);
         std::unique_ptr<float[]> numbers(new float[at.filled() + kLanes]());
         for (int64_t i; pieces.next(&i);) {
             const int64_t panel = ids[i] / kPanel, columns = at.columns(panel), column = ids[i] % kPanel;
@@ -48,10 +53,10 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, Fl
                 const uint8_t* group = static_cast<const uint8_t*>(weight) + at.panel_at(panel) + at.group_at(g, columns);
                 float scale;
                 std::memcpy(&scale, group + column * sizeof scale, sizeof scale);
-                const uint8_t* codes = group + at.codes_at(columns) + column * kInWord;
+                const uint8_t* codes = group + at.codes_at(columns) + column * kQuad;
                 for (int64_t k = 0; k < at.inputs(g); ++k) {
-                    const Words code = Words{} + codes[k / kInWord * columns * kInWord + kPlaces[k % kInWord]];
-                    numbers[g * at.group + k] = scale * Float8<kKind>::widen(code)[0];
+                    const uint32_t code = codes[at.byte_of(k, columns)] >> at.shift_of(k);
+                    numbers[g * at.group + k] = scale * own.widen(Words{} + (at.bits == 4 ? code & 15 : code))[0];
                 }
             }
             put_numbers(out, i * at.width, numbers.get(), at.width, dtype);
@@ -75,7 +80,8 @@ public:
     Worker(const Product& p, int32_t dtype, Inputs<T> x, FloatFormat kept)
         : results_(p, dtype),
           x_(x),
-          at_{p.out, p.in, kept.group},
+          at_(p.out, p.in, kept),
+          numbers_(kept.table),
           opened_(make_buffer<T>(kLargestGroup * kPanel)),
           totals_(make_buffer<float>(kRowsAtOnce * kPanel)) {}
 
@@ -90,7 +96,7 @@ public:
                 const uint8_t* group = kept + at_.group_at(g, columns);
                 const uint8_t* next = ahead + at_.group_at(g, columns);
                 for (int64_t at = 0; at < at_.codes_at(columns); at += kLineBytes) __builtin_prefetch(next + at, 0, 2);
-                open<kKind>(opened_.get(), group + at_.codes_at(columns), columns, at_.inputs(g), next + at_.codes_at(columns));
+                open<kKind>(opened_.get(), group + at_.codes_at(columns), columns, at_.inputs(g), next + at_.codes_at(columns), numbers_);
                 add_group(reinterpret_cast<const float*>(group), columns, g, from, rows);
             }
             put(panel, from, rows);
@@ -172,6 +178,7 @@ private:
     const Results results_;
     const Inputs<T> x_;
     const FloatLayout at_;
+    const Numbers<kKind> numbers_;
     const Buffer<T> opened_;
     const Buffer<float> totals_;
     const Flushed flushed_;
@@ -181,7 +188,9 @@ private:
 
 template <typename Body>
 void with_kind(int32_t kind, Body body) {
-    kind == kE4M3 ? body(std::integral_constant<int, kE4M3>()) : body(std::integral_constant<int, kE5M2>());
+    kind == kE4M3   ? body(std::integral_constant<int, kE4M3>())
+    : kind == kE5M2 ? body(std::integral_constant<int, kE5M2>())
+                    : body(std::integral_constant<int, kTabled>());
 }
 
 // Calls body(rows of x): as they are, or of float16 widened.
@@ -198,12 +207,12 @@ void with_inputs(const Product& p, int64_t rows, int32_t dtype, Body body) {
 void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                 FloatFormat kept, int32_t dtype) {
     with_kind(kept.kind, [&](auto kind) {
-        unpack<kind()>(out, weight, ids, count, FloatLayout{rows, width, kept.group}, dtype);
+        unpack<kind()>(out, weight, ids, count, FloatLayout(rows, width, kept), kept.table, dtype);
     });
 }
 
 void any_product(const Product& p, FloatFormat kept, int32_t dtype) {
-    const FloatLayout at = {p.out, p.in, kept.group};
+    const FloatLayout at(p.out, p.in, kept);
     with_inputs(p, p.rows, dtype, [&](auto x) {
         with_kind(kept.kind, [&](auto kind) {
             using Own = Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
@@ -213,7 +222,7 @@ void any_product(const Product& p, FloatFormat kept, int32_t dtype) {
 }
 
 void any_grouped(const Product& p, const int64_t* counts, int64_t groups, FloatFormat kept, int32_t dtype) {
-    const FloatLayout at = {p.out, p.in, kept.group};
+    const FloatLayout at(p.out, p.in, kept);
     const Grouped own(counts, groups);
     with_inputs(p, own.rows, dtype, [&](auto x) {
         with_kind(kept.kind, [&](auto kind) {

@@ -1,5 +1,5 @@
-// Linear layers whose weights are floats of eight bits with a scale for each group of inputs, as a table of functions: one
-// table per instruction set, all from floats.cpp.
+// Linear layers whose weights are floats of eight bits, or codes of four bits of a table of sixteen floats, with a scale for
+// each group of inputs, as a table of functions: one table per instruction set, all from floats.cpp.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,22 @@
 enum FloatKind : int32_t {
     kE4M3 = 0,  // "fn": without infinities, one NaN of either sign
     kE5M2 = 1,
+    kTabled = 2,  // codes of four bits
 };
 
-// How a weight is kept: which floats, and how many neighbours of a row, a multiple of eight, share a scale.
+// How a weight is kept: which floats, how many neighbours of a row, a multiple of eight, share a scale, and what each code
+// stands for where that is a table's.
 struct FloatFormat {
     int32_t kind;
     int64_t group;
+    const float* table = nullptr;  // sixteen
+
+    int64_t bits() const { return kind == kTabled ? 4 : 8; }
 };
 
 struct FloatOps {
-    // Puts rows from `first` on of a weight that has `rows`: bytes row_stride apart, and scales [source.rows, groups].
+    // Puts rows from `first` on of a weight that has `rows`: codes, a byte each, row_stride apart, and scales [source.rows,
+    // groups].
     void (*place)(void* to, const uint8_t* codes, const float* scales, int64_t first, Matrix source, int64_t rows,
                   FloatFormat kept);
     // The rows `ids` of a weight [rows, width], plain.

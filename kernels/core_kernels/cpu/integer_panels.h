@@ -12,7 +12,7 @@ namespace {
 struct Layout {
     int64_t rows, width, group, bits;
     bool has_halves;  // scales are float16 instead of bfloat16
-    bool has_zeros;   // int16: the code that means zero, as an unsigned one
+    int64_t zeros;    // by `ZeroKind`: the code that means zero, as an unsigned one, or how far that is from the middle
 
     Layout(int64_t rows, int64_t width, Rounding kept)
         : rows(rows),
@@ -20,14 +20,14 @@ struct Layout {
           group(kept.group),
           bits(kept.code == kInt8 ? 8 : 4),
           has_halves(kept.has_halves),
-          has_zeros(kept.has_zeros) {}
+          zeros(kept.zeros) {}
 
     int64_t filled() const { return rounded_up(width, kInputsTogether); }
     int64_t groups() const { return (width + group - 1) / group; }
     int64_t inputs(int64_t index) const { return std::min(group, filled() - index * group); }
     int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
     int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
-    int64_t head_bytes() const { return has_zeros ? 4 : 2; }  // of a column and group
+    int64_t head_bytes() const { return zeros ? 4 : 2; }  // of a column and group
     int64_t row_bytes() const { return groups() * head_bytes() + filled() * bits / 8; }
     int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
     int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
@@ -47,18 +47,25 @@ inline float scale_at(const uint8_t* group, int64_t column, const Layout& at) {
     return at.has_halves ? widened(*reinterpret_cast<const Float16*>(from)) : widened(*reinterpret_cast<const BFloat16*>(from));
 }
 
-// The unsigned codes that mean zero in a panel's columns.
+// The unsigned codes that mean zero in a panel's columns; where these are no integers, what they are counted from.
 template <int kCode>
 inline Ints load_zeros(const uint8_t* group, int64_t tile, int64_t columns, const Layout& at) {
-    if (!at.has_zeros) return Ints{} + Codes<kCode>::kZero;
+    if (at.zeros != kIntZeros) return Ints{} + Codes<kCode>::kZero;
     return (Ints)(load_bits(group + (columns + tile * kLanes) * 2) << 16) >> 16;
 }
 
+// How far those are from the middle that are no integers.
+inline Floats load_float_zeros(const uint8_t* group, int64_t tile, int64_t columns) {
+    return load(reinterpret_cast<const Float16*>(group + (columns + tile * kLanes) * 2));
+}
+
 template <int kCode>
-inline int32_t zero_at(const uint8_t* group, int64_t column, int64_t columns, const Layout& at) {
-    if (!at.has_zeros) return Codes<kCode>::kZero;
+inline float zero_at(const uint8_t* group, int64_t column, int64_t columns, const Layout& at) {
+    if (!at.zeros) return Codes<kCode>::kZero;
+    const uint8_t* from = group + (columns + column) * 2;
+    if (at.zeros == kFloatZeros) return Codes<kCode>::kZero + widened(*reinterpret_cast<const Float16*>(from));
     int16_t zero;
-    std::memcpy(&zero, group + (columns + column) * 2, sizeof zero);
+    std::memcpy(&zero, from, sizeof zero);
     return zero;
 }
 

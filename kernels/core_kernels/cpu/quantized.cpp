@@ -51,11 +51,11 @@ void round_all(int8_t* codes, const float* numbers, int64_t count, float scale) 
 
 // One row's integers of a group, and its scale, where a panel with so many columns has them.
 template <int kCode>
-void put_group(uint8_t* group, int64_t column, int64_t columns, uint16_t scale, const int16_t* zero, const int8_t* codes,
+void put_group(uint8_t* group, int64_t column, int64_t columns, uint16_t scale, const uint16_t* zero, const int8_t* codes,
                int64_t inputs, const Layout& at) {
     std::memcpy(group + column * sizeof scale, &scale, sizeof scale);
     if (zero) {
-        const auto kept = static_cast<int16_t>(*zero + Codes<kCode>::kZero);
+        const auto kept = static_cast<uint16_t>(*zero + (at.zeros == kIntZeros ? Codes<kCode>::kZero : 0));
         std::memcpy(group + (columns + column) * sizeof kept, &kept, sizeof kept);
     }
     uint8_t* place = group + at.codes_at(columns) + column * sizeof(uint32_t);
@@ -87,7 +87,7 @@ void pack_panel(uint8_t* to, const T* from, int64_t panel, int64_t first, int64_
 
 // The same of codes that are there already, with their scales, and zero points or null, [rows, groups].
 template <int kCode>
-void place_all(void* to, const int8_t* codes, const uint16_t* scales, const int16_t* zeros, int64_t first, Matrix source,
+void place_all(void* to, const int8_t* codes, const uint16_t* scales, const uint16_t* zeros, int64_t first, Matrix source,
                Layout at) {
     share_out(source.rows, source.rows * source.width >= kParallelProducts, [=](Pieces& pieces) {
         std::unique_ptr<int8_t[]> own(new int8_t[at.filled()]());
@@ -124,7 +124,7 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, La
             for (int64_t g = 0; g < at.groups(); ++g) {
                 const uint8_t* group = static_cast<const uint8_t*>(weight) + at.panel_at(panel) + at.group_at(g, columns);
                 const float scale = scale_at(group, column, at);
-                const int32_t zero = zero_at<kCode>(group, column, columns, at);
+                const float zero = zero_at<kCode>(group, column, columns, at);
                 const uint8_t* place = group + at.codes_at(columns) + column * sizeof(uint32_t);
                 float* own = numbers.get() + g * at.group;
                 for (int64_t k = 0; k < at.inputs(g); k += Codes<kCode>::kInputs, place += columns * sizeof(uint32_t)) {
@@ -168,10 +168,25 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
     }
 }
 
-// total + what a group's sum stands for.
-inline Floats add_scaled(Floats total, Ints sum, float x_scale, Floats scale) {
-    return total + __builtin_convertvector(sum, Floats) * x_scale * scale;
-}
+// What is added to a total for a group's sum, of x with this sum and scale, in one tile of columns.
+class Scaled {
+public:
+    Scaled(const uint8_t* group, int64_t tile, int64_t columns, const Layout& at)
+        : scale_(load_scales(group, tile, at)),
+          has_zeros_(at.zeros == kFloatZeros),
+          zeros_(has_zeros_ ? load_float_zeros(group, tile, columns) : Floats{}) {}
+
+    Floats added(Floats total, Ints sum, int32_t x_sum, float x_scale) const {
+        Floats own = __builtin_convertvector(sum, Floats);
+        if (has_zeros_) own -= zeros_ * static_cast<float>(x_sum);
+        return total + own * x_scale * scale_;
+    }
+
+private:
+    const Floats scale_;
+    const bool has_zeros_;
+    const Floats zeros_;
+};
 
 // Rows of x from `row` on times the tiles of a panel from `tile` on.
 template <int kCode, Form kForm, int R, int C, int kLines>
@@ -192,10 +207,10 @@ void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t*
         add_group<kCode, kForm, R, C, kLines>(sums, high, rows, rows.at(row, g * at.group),
                                        group + at.codes_at(columns) + tile * sizeof(Words), columns, at.inputs(g), ahead + head);
         for (int c = 0; c < C; ++c) {
-            const Floats scale = load_scales(group, tile + c, at);
+            const Scaled scaled(group, tile + c, columns, at);
             for (int r = 0; r < R; ++r) {
                 const Ints sum = joined<kForm>(sums[r][c], high[r][c]);
-                totals[r][c] = add_scaled(totals[r][c], sum, rows.scales[scales_at + r], scale);
+                totals[r][c] = scaled.added(totals[r][c], sum, rows.sums[of + r], rows.scales[scales_at + r]);
             }
         }
     }
@@ -249,12 +264,13 @@ inline void add_tiled_group(Floats (*totals)[kTiles], const Rows& rows, int64_t 
     Ints high[kTileRows][2], low[kTileRows][2];
     ByteBlock::store(high, low);
     for (int c = 0; c < 2 && tile + c < tiles; ++c) {
-        const Floats scale = load_scales(group, tile + c, at);
+        const Scaled scaled(group, tile + c, tiles * kLanes, at);
         const Ints zeros = load_zeros<kCode>(group, tile + c, tiles * kLanes, at);
         for (int64_t r = 0; r < count; ++r) {
-            const Ints sum = joined<kForm>(low[r][c], high[r][c]) - zeros * rows.sums[index * rows.count + row + r];
+            const int32_t x_sum = rows.sums[index * rows.count + row + r];
+            const Ints sum = joined<kForm>(low[r][c], high[r][c]) - zeros * x_sum;
             const float x_scale = rows.scales[span_of(index, rows) * rows.count + row + r];
-            totals[r][tile + c] = add_scaled(totals[r][tile + c], sum, x_scale, scale);
+            totals[r][tile + c] = scaled.added(totals[r][tile + c], sum, x_sum, x_scale);
         }
     }
 }
@@ -350,7 +366,7 @@ void any_pack(void* to, const void* from, int64_t first, Matrix source, int64_t 
     });
 }
 
-void any_place(void* to, const int8_t* codes, const void* scales, const int16_t* zeros, int64_t first, Matrix source,
+void any_place(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, int64_t first, Matrix source,
                int64_t rows, Rounding kept) {
     with_code(kept.code, [&](auto code) {
         const Layout at(rows, source.width, kept);

@@ -12,12 +12,18 @@ enum CodeKind : int32_t {
     kFloat4 = 12,  // four-bit floats (E2M1), twice as large
 };
 
+enum ZeroKind : int64_t {
+    kNoZeros = 0,
+    kIntZeros = 1,    // int16
+    kFloatZeros = 2,  // float16
+};
+
 // How a weight is kept: what its codes are, and how many neighbours of a row, a multiple of eight, share a scale.
 struct Rounding {
     int64_t code;
     int64_t group;
     bool has_halves;  // scales are float16; else bfloat16
-    bool has_zeros;   // each group has a zero point
+    int64_t zeros;    // of each group: none, an integer, or what is none
     int64_t x_bits = 16;  // of the integers that rows of x become: 16 with a scale for each group, or, for weights of eight
                           // bits, 8 with one for the row
 };
@@ -26,8 +32,8 @@ struct QuantizedOps {
     // Rounds rows from `first` on of a weight of integers without zero points that has `rows`; `dtype` is the source's.
     void (*pack)(void* to, const void* from, int64_t first, Matrix source, int64_t rows, Rounding kept, int32_t dtype);
     // The same for integers from -8 or -128 on, or what four-bit floats are, row_stride apart, with scales and, or null, zero
-    // points [source.rows, groups].
-    void (*place)(void* to, const int8_t* codes, const void* scales, const int16_t* zeros, int64_t first, Matrix source,
+    // points [source.rows, groups] of two bytes.
+    void (*place)(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, int64_t first, Matrix source,
                   int64_t rows, Rounding kept);
     // The rows `ids` of a weight [rows, width], plain.
     void (*unpack)(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,

@@ -1,14 +1,16 @@
-"""Plain weights rounded by the library while they load. Rounding is of whole weights, so that ranks round alike."""
+"""Plain weights rounded by the library while they load. Blocks are those of the whole weight, so that ranks round alike."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from bitsandbytes import functional
 
-from builtin_plugins.quant_methods.bitsandbytes.format import EightBitFormat, FourBitFormat
+from builtin_plugins.quant_methods.bitsandbytes.format import USUAL_BLOCK, EightBitFormat, FourBitFormat
 from builtin_plugins.quant_methods.bitsandbytes.method import BitsAndBytes
 from core.api import EngineConfig, Part
 from core.nn.weights import refuse_integers
@@ -46,15 +48,20 @@ class RoundedFormat(StoredFormat):
         """Return the rank's part of the rounded weight."""
         (weight,) = tensors.values()
         refuse_integers(weight)
-        whole = (weight.T if part.transposed else weight).contiguous()
-        return self._stored.unpack(self._rounded(whole), part)
+        whole = weight.T if part.transposed else weight
+        step = USUAL_BLOCK // math.gcd(USUAL_BLOCK, part.in_features)  # rows that end with a block
+        first = min(own.start for own, _ in part.pieces) // step * step
+        last = min(-(-max(own.stop for own, _ in part.pieces) // step) * step, len(whole))
+        pieces = tuple((slice(own.start - first, own.stop - first, own.step), target) for own, target in part.pieces)
+        tensors = self._rounded(whole[first:last].contiguous())
+        return self._stored.unpack(tensors, replace(part, pieces=pieces, out_features=last - first))
 
     def _rounded(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the tensors that a checkpoint would have of it."""
         if self._kind == EIGHT:
             codes, furthest, _ = functional.int8_vectorwise_quant(weight.half())
             return {"weight": codes, "SCB": furthest}
-        packed, state = functional.quantize_4bit(weight, quant_type=self._kind)
+        packed, state = functional.quantize_4bit(weight, quant_type=self._kind, blocksize=USUAL_BLOCK)
         return {"weight": packed, **{f"weight.{name}": own for name, own in state.as_dict(packed=True).items()}}
 
 
