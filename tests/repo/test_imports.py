@@ -52,11 +52,12 @@ for name in sys.argv[1:]:
 
 PLUGIN_MODULES = """
 import importlib, sys, time
-import core.api
 start = time.process_time()
+import core.api
+own = time.process_time() - start
 for name in sys.argv[1:]:
     importlib.import_module(name)
-print(time.process_time() - start)
+print((time.process_time() - start - own) / own)
 assert "torch" not in sys.modules, "a plugin module imports torch"
 """
 
@@ -108,6 +109,6 @@ def test_light_modules_import_nothing_heavy(package):
     python(LIGHT, *(names if package != "core" else ["core"]))
 
 
-def test_all_plugin_modules_together_import_in_a_tenth_of_a_second():
+def test_all_plugin_modules_together_import_in_half_the_time_of_what_they_are_written_against():
     modules = builtin_plugin_modules()
-    assert min(float(python(PLUGIN_MODULES, *modules)) for _ in range(3)) < 0.1
+    assert min(float(python(PLUGIN_MODULES, *modules)) for _ in range(3)) < 0.5
