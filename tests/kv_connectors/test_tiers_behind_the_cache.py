@@ -50,6 +50,7 @@ def test_a_second_turn_finds_all_it_can(
         connector.partition(",")[0], CONNECTORS[connector], model=model, async_scheduling=ahead, plugins=plugins
     ) as llm:
         assert run(llm)[0] == expected
+        settle(llm)
         assert llm.reset_prefix_cache()
         for _ in range(2):
             tokens, found = run(llm)
@@ -103,6 +104,7 @@ def test_blocks_of_other_weights_are_not_found_again(connector: str, ahead: bool
     def write_again(llm: LLM) -> None:
         model = llm.core.executor.worker.model
         model.embedding, model.times_filled = -model.embedding, 2
+        settle(llm)
         assert llm.reset_prefix_cache()
 
     with open_llm() as llm:
@@ -117,6 +119,7 @@ def test_blocks_of_other_weights_are_not_found_again(connector: str, ahead: bool
         write_again(llm)
         assert run(llm)[0] == second
         assert traffic(llm).info()["state"] == "ready"
+        settle(llm)
         assert llm.reset_prefix_cache()
         tokens, found = run(llm)
         assert (tokens, min(found)) == (second, 64)
@@ -130,6 +133,7 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
     extra = {"over": "offload", "fault": "slow", "settings": {"cpu_bytes_to_use": 4 << 20}}
     with open_llm("faulty", extra) as llm:
         run(llm)
+        settle(llm)
         assert llm.reset_prefix_cache()
         llm.add_request("gone", PROMPTS[0], SamplingParams(max_tokens=5, detokenize=False))
         while not traffic(llm)._loading._loads:
@@ -157,6 +161,7 @@ def test_every_kind_of_group_comes_back(architecture: str, connector: str, tmp_p
     given = {"kv_connector": connector, "kv_connector_extra_config": extra}
     with LLM(str(folder), kv_transfer_config=given, **options) as llm:
         want = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+        settle(llm)
         assert llm.reset_prefix_cache()
         again = llm.generate(prompts, params, use_tqdm=False)
         assert [o.outputs[0].token_ids for o in again] == want
