@@ -16,7 +16,7 @@ namespace {
 
 // Bytes between what is read of a panel and what is fetched; as measured: neither does well with the other's.
 template <int kCode>
-constexpr int64_t kFetchAhead = kCode == kInt8 ? 4096 : 8192;
+constexpr int64_t kFetchAhead = kCode == kInt8 ? 2048 : 8192;
 constexpr int64_t kLargestGroup = 256;
 constexpr Form kExact = kMultipliesBytes ? Form::kTwoBytes : Form::kPairs;  // how sixteen bits of x lie
 constexpr int kTogether = kMultipliesBytes ? 3 : kRows;  // rows of a block; a sum for each byte of x takes two registers

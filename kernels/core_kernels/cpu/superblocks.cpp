@@ -15,10 +15,11 @@
 
 namespace {
 
-// Bytes between what is read of a panel and what is fetched. A block is not read from its beginning to its end (its scales are
-// wanted first and may lie last), so it must be there as a whole.
+// Bytes between what is read of a panel and what is fetched. Small blocks are read as they lie, where farther ahead is slower:
+// the core fetches there by itself as well. A large one is not read from its beginning to its end (its scales are wanted first
+// and may lie last), so it must be there as a whole.
 template <typename Kind>
-constexpr int64_t kFetchAhead = kPanel * Kind::kBytes + 12288;
+constexpr int64_t kFetchAhead = Kind::kInputs == kUnit ? 2048 : kPanel * Kind::kBytes + 12288;
 // Rows of a block of a panel as it is kept. Each number of them is compiled for each kind of block, so there are few.
 constexpr int kFewTogether = kMultipliesBytes ? 3 : 1;
 // With more rows, panels are opened; as measured. Scales that are numbers of a few bits make it dearer to go over a panel
