@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 _NEAR: Final = 0.7
@@ -124,6 +124,21 @@ class ProcessKilled(EngineDead):
 
 class ProcessFrozen(ProcessKilled):
     """A process of the engine gave no sign of life for too long and was killed for it."""
+
+
+def make_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Make every call, whatever others raise; then raise what the first has raised, with notes of what came after it."""
+    first: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - raised below
+            if first is None:
+                first = error
+            else:
+                first.add_note(f"Then {type(error).__name__}: {error}")
+    if first is not None:
+        raise first
 
 
 def error_called(kind: str, message: str) -> EngineError | None:

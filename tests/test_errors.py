@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from core.errors import did_you_mean
+from core.errors import did_you_mean, make_all
 
 ARCHITECTURES = ["LlamaForCausalLM", "MambaForCausalLM", "XGLMForCausalLM", "PLBartForConditionalGeneration"]
 
@@ -29,3 +31,21 @@ def test_a_model_of_another_family_is_no_misspelling(written: str) -> None:
 
 def test_names_that_end_alike_are_not_near() -> None:
     assert did_you_mean("--guided-decoding-backend", ["--kv-offloading-backend"]) == ""
+
+
+def test_all_calls_are_made_and_the_first_error_is_raised() -> None:
+    made: list[str] = []
+
+    def call(name: str, error: Exception | None = None) -> None:
+        made.append(name)
+        if error is not None:
+            raise error
+
+    first = OSError("no room")
+    calls = [partial(call, "a"), partial(call, "b", first), partial(call, "c"), partial(call, "d", KeyError("x"))]
+    with pytest.raises(OSError, match="no room") as told:
+        make_all(calls)
+    assert made == ["a", "b", "c", "d"]
+    assert told.value is first
+    assert first.__notes__ == ["Then KeyError: 'x'"]
+    make_all(calls[:1])

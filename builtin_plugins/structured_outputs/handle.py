@@ -62,7 +62,8 @@ class Line:
     """One output under a constraint: its mask, or why there is none."""
 
     __slots__ = (
-        "announces", "error", "handle", "is_late", "is_pending", "is_slow", "length", "more", "num_quick", "number", "owner", "work_s",
+        "announces", "error", "handle", "is_late", "is_pending", "is_slow", "length", "more", "num_quick", "number", "owner", "spent_s",
+        "work_s",
     )  # fmt: skip
 
     def __init__(self, handle: Handle, number: int, length: int, owner: Any) -> None:
@@ -83,6 +84,8 @@ class Line:
         self.error: EngineError | None = None
         self.work_s = 0.0
         """CPU time of its last mask."""
+        self.spent_s = 0.0
+        """CPU time of all masks of the output, those before a preemption included."""
         self.more: list[bytes] = []
         """The masks behind guesses."""
 
@@ -193,6 +196,7 @@ class Handle:
             if line is None:
                 return
             line.is_pending, line.work_s, line.more = False, message.work_s, message.more
+            line.spent_s += message.work_s
             if message.error:
                 line.error = RequestFailed(message.error)
             self._heard(line)

@@ -230,13 +230,15 @@ class Keepers:
             self._refuse(handle, f"takes more than {most}", "compile_memory_bytes")
 
     def _refuse(self, handle: Handle, what: str, option: str) -> None:
-        said = (
-            f"{what} ({_OPTION}.{option}); make it simpler: large bounds and what may be read in many ways cost most."
-        )
-        handle.end(OverBudget(handle.kind, said, option))
+        handle.end(_over_budget(handle, what, option))
         self._forget(handle)
 
     def _hear(self, line: Line) -> None:
+        """Hold an output to what all of its masks may take: the keeper and its other outputs go on."""
+        most_s = self.settings.output_budget_s
+        if line.error is None and line.spent_s > most_s:
+            what = f"takes more than {most_s:g} s of work for the tokens of one output"
+            line.error = _over_budget(line.handle, what, "output_budget_s")
         self.heard(line)
 
     def _forget(self, handle: Handle) -> None:
@@ -263,6 +265,11 @@ class Keepers:
             handle.end(RequestFailed("it was not used for longest"))
             self._forget(handle)
             count, total = count - 1, total - handle.memory_bytes
+
+
+def _over_budget(handle: Handle, what: str, option: str) -> OverBudget:
+    said = f"{what} ({_OPTION}.{option}); make it simpler: large bounds and what may be read in many ways cost most."
+    return OverBudget(handle.kind, said, option)
 
 
 def wait_for(sockets: list[int], most_s: float) -> None:

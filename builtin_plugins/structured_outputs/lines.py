@@ -68,6 +68,7 @@ class Lines:
     def _prepare(self, one: Prepare) -> None:
         """Have the mask made that a request goes on with; say so when it is there."""
         line = self._by_request.get(one.request_id)
+        spent_s = 0.0 if line is None else line.spent_s
         if line is not None and (line.length != one.length or line.error is not None):
             self._keepers.drop(line)
             line = None
@@ -75,6 +76,7 @@ class Lines:
             names = tuple(one.params.backend.split(","))
             handle = self._keepers.get((names, one.params.constraint()))
             line = self._by_request[one.request_id] = handle.open(one.length, one.request_id)
+            line.spent_s = spent_s
             handle.begin(line, one.prompt_end, one.output, one.stops, skips=one.params.skip_reasoning)
         line.is_late, line.announces = False, True
         if line.is_pending:

@@ -86,7 +86,7 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True):
         """Return what metrics count of it."""
         counted = {"constraint_late_masks": float(self.num_late), "constraint_compile_cpu_seconds": self.compile_s}
         if self.budget:
-            counted[f"constraint_{'mask' if self.budget == 'mask_budget_s' else 'compile'}_failures"] = 1.0
+            counted[f"constraint_{'compile' if self.budget.startswith('compile') else 'mask'}_failures"] = 1.0
         return {**counted, "constraint_wait_seconds": self.wait_s}
 
     def error(self) -> EngineError | None:

@@ -16,7 +16,8 @@ def engine_options() -> list[Option]:
             {},
             "How outputs are held to a form: backend (auto), disable_fallback, disable_any_whitespace, "
             "disable_additional_properties, reasoning_parser, enable_in_reasoning, "
-            "compile_timeout_s, compile_memory_bytes, mask_budget_s, max_constraints, cache_bytes, warm_up.",
+            "compile_timeout_s, compile_memory_bytes, mask_budget_s, output_budget_s, max_constraints, cache_bytes, "
+            "warm_up.",
         )
     ]
 

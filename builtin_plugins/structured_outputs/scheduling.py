@@ -145,9 +145,12 @@ class Gate:
         elif isinstance(told, Late):
             life.note(num_late=life.outcome.num_late + 1)
             self._take_back(life)
-        elif life.fault is None:
-            life.fault = told.fault.error()
-            life.note(fault=told.fault, budget=told.budget)
+        else:
+            if life.fault is None:
+                life.fault = told.fault.error()
+                life.note(fault=told.fault, budget=told.budget)
+            # There will be no mask that a row could sit steps out for. In its next step it is told of again, and taken back.
+            self._slow.pop(request_id, None)
             self._take_back(life)
             self._scheduler.wake(request_id)
 

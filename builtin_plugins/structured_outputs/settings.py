@@ -38,6 +38,8 @@ class StructuredOutputsConfig:
     """Most memory of one compiled constraint and the masks under it."""
     mask_budget_s: float = 1.0
     """Most CPU time for the mask of one token."""
+    output_budget_s: float = 60.0
+    """Most CPU time for all masks of one output together."""
     max_constraints: int = 64
     """Constraints that are kept at once; each has a process of its own."""
     cache_bytes: int = 512 << 20
@@ -46,7 +48,8 @@ class StructuredOutputsConfig:
     """A server has loaded what the first constraint needs before it is ready."""
 
     def __post_init__(self) -> None:
-        for name in ("compile_timeout_s", "compile_memory_bytes", "mask_budget_s", "max_constraints"):
+        bounds = "compile_timeout_s", "compile_memory_bytes", "mask_budget_s", "output_budget_s", "max_constraints"
+        for name in bounds:
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ConfigError(f"--structured-outputs-config.{name} must be a positive number, not {value!r}.")

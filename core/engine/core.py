@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from core.contracts import Executor, StepStats
-from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, QueueFull
+from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, QueueFull, make_all
 from core.step import EngineRequest, RequestDelta, StepNews, StepPlan
 
 if TYPE_CHECKING:
@@ -223,5 +223,4 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release the workers, and close what the scheduler writes; safe to call twice."""
         self._closed = True
-        self.executor.shutdown()
-        self.scheduler.close()
+        make_all((self.executor.shutdown, self.scheduler.close))

@@ -59,7 +59,7 @@ class UniExecutor:
 
     def shutdown(self) -> None:
         """Let the model go."""
-        if self.worker is not None:
-            self.worker.close()
+        worker, self.worker = self.worker, None
         self._queue.clear()
-        self.worker = None
+        if worker is not None:
+            worker.close()

@@ -188,7 +188,7 @@ class KVManager:
             return NOTHING
         self._hash(lease, tokens, length)
         index = agreed = 0
-        held = [self._held(i) if tiers else pool.find(i).__contains__ for i, pool in enumerate(self._pool_of)]
+        held = [self._held(i, self._tiers if tiers else ()) for i in range(len(self._groups))]
         while length and agreed < len(self._groups):
             before, length = length, self._longest_hit(index, lease.keys, length, held[index])
             agreed = agreed + 1 if length == before else 1
@@ -203,12 +203,10 @@ class KVManager:
                 local = min(local, (length // size - len(found) + found.index(0)) * size)
         return Hit(length, blocks, local)
 
-    def _held(self, index: int) -> Callable[[bytes], bool]:
-        """Return what says whether a key of a group can be had."""
-        found, tiers = self._pool_of[index].find(index), self._tiers
-        if not tiers:
-            return found.__contains__
-        return lambda key: key in found or any(holds(index, key) for holds in tiers)
+    def _held(self, index: int, tiers: Sequence[Holds]) -> Callable[[bytes], bool]:
+        """Return what says whether a key of a group can be had, here or in one of these tiers."""
+        found = self._pool_of[index].find(index)
+        return (lambda key: key in found or any(holds(index, key) for holds in tiers)) if tiers else found.__contains__
 
     def _longest_hit(self, index: int, keys: Sequence[bytes], length: int, held: Callable[[bytes], bool]) -> int:
         """Return the longest aligned prefix up to `length` whose needed blocks are all `held` in one group."""

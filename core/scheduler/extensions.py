@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from core.contracts.scheduling import MayStart, RunningRows
 from core.deprecated import by_request
-from core.errors import EngineError, PluginError
+from core.errors import EngineError, PluginError, make_all
 from core.kv.manager import Load
 from core.scheduler.columns import Ints
 from core.step import StepPlan
@@ -107,8 +108,8 @@ class Extensions:
         _all(self._attach, scheduler)
 
     def close(self) -> None:
-        """Tell everyone that nothing is called any more."""
-        _all(self._close)
+        """Tell everyone that nothing is called any more, then raise the first error of those that fail."""
+        make_all(partial(_blamed, name, method) for name, method in self._close)
 
     def pending(self) -> bool:
         """Say whether any has something for its worker half although nobody may compute."""

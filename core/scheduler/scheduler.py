@@ -189,11 +189,6 @@ class Scheduler:
         return len(self._life.parked)
 
     @property
-    def in_flight(self) -> int:
-        """Plans whose results are not in."""
-        return len(self._flights)
-
-    @property
     def num_preemptions(self) -> int:
         """How often a running request lost its blocks, since the start."""
         return self._life.num_preemptions

@@ -9,6 +9,7 @@ import torch
 
 from core.contracts import ForwardBatch, RunnerExtension, SampleRows
 from core.contracts.scheduling import LoadedParts, Sampled, WorkerParts
+from core.errors import make_all
 from core.plugin.blame import Blame
 from core.spec.kv import LayerKV
 
@@ -99,6 +100,5 @@ class Extensions:
         return None if call is None else call(verb, data)
 
     def close(self) -> None:
-        """Let each end what works for it."""
-        for _, call in self._closing:
-            call()
+        """Let each end what works for it, then raise the first error of those that fail."""
+        make_all(call for _, call in self._closing)

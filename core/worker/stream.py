@@ -19,22 +19,14 @@ class Launched(Protocol):
 class Inline:
     """Functions run when they are launched."""
 
-    def launch(self, function: Callable[[], Any]) -> Launched:
+    def launch(self, function: Callable[[], T]) -> Future[T]:
         """Run the function; what it raises is raised by `result`."""
+        done: Future[T] = Future()
         try:
-            return _Done(function(), None)
+            done.set_result(function())
         except Exception as error:  # noqa: BLE001 - raised again by `result`
-            return _Done(None, error)
-
-
-class _Done:
-    def __init__(self, value: Any, error: Exception | None) -> None:
-        self._value, self._error = value, error
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._value
+            done.set_exception(error)
+        return done
 
 
 class Beside:

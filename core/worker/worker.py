@@ -21,7 +21,7 @@ from core.contracts.construct import construct
 from core.contracts.scheduling import LoadedParts, WorkerParts
 from core.contracts.times import times_of
 from core.contracts.workers import Join
-from core.errors import LastStageFailed
+from core.errors import LastStageFailed, make_all
 from core.nn.caches import make_caches
 from core.nn.loading import attention_facts, load_model, read_model, weight_bytes
 from core.nn.parallel import ParallelGroup, Pipeline
@@ -287,5 +287,4 @@ class Worker:
 
     def close(self) -> None:
         """Let the device's thread end, where there is one, and what works for features; safe to call twice."""
-        self._extensions.close()
-        getattr(self._stream, "close", lambda: None)()
+        make_all((self._extensions.close, getattr(self._stream, "close", lambda: None)))

@@ -83,3 +83,18 @@ def test_requests_that_come_one_after_the_other_are_begun_in_one_step(monkeypatc
         assert began.get(timeout=PATIENCE_S) == ["a", "b", "c"]
     finally:
         engine.shutdown()
+
+
+def test_what_the_scheduler_holds_is_closed_where_the_workers_do_not_end(monkeypatch):
+    llm = LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32)
+    closed, shutdown = [], llm.core.executor.shutdown
+
+    def fail():
+        shutdown()
+        raise OSError("a worker will not end")
+
+    monkeypatch.setattr(llm.core.executor, "shutdown", fail)
+    monkeypatch.setattr(llm.core.scheduler, "close", lambda: closed.append(True))
+    with pytest.raises(OSError, match="a worker will not end"):
+        llm.shutdown()
+    assert closed == [True]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core import LLM, SamplingParams
-from tests.kv_connectors.trial import PARAMS, PROMPTS, free_port, open_llm, settle
+from tests.kv_connectors.trial import PARAMS, PROMPTS, alone, free_port, open_llm, settle, traffic
 
 TOKEN = "a token of the tests"
 FIRST = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
@@ -64,3 +64,15 @@ def producer(**options: Any) -> Iterator[tuple[list[dict[str, Any]], subprocess.
             yield json.loads(said.removeprefix("offers: ")), process
         finally:
             process.kill()
+
+
+def check_until_the_producer_is_killed(**options: Any) -> None:
+    """Blocks of another process are read while it lives; afterwards they are computed, and the tokens are the same."""
+    expected = alone()
+    with producer(**options) as (offers, process), open_peer("kv_consumer", **options) as llm:
+        assert decode(llm, offers[:4], PROMPTS[:4]) == (expected[:4], [64] * 4)
+        assert traffic(llm).counts.unloaded == 0
+        process.kill()
+        process.wait()
+        assert decode(llm, offers[4:], PROMPTS[4:]) == (expected[4:], [0] * 4)
+        assert traffic(llm).info()["state"] == "degraded"

@@ -15,7 +15,7 @@ from core.api import ConfigError, EngineConfig, InvalidRequest, KVTransferConfig
 from core.errors import EngineError
 from tests.kv_connectors.cutting import cutting
 from tests.kv_connectors.pairs import FIRST, TOKEN, WANTED, decode, open_peer, prefill
-from tests.kv_connectors.trial import PROMPTS, free_port, open_llm, run, traffic
+from tests.kv_connectors.trial import PROMPTS, alone, free_port, open_llm, run, traffic
 
 
 @pytest.fixture(scope="module", params=["windowed:", pytest.param("fake:", marks=pytest.mark.slow)])
@@ -25,8 +25,7 @@ def model(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def expected(model: str) -> list[list[int]]:
-    with open_llm(model=model) as llm:
-        return run(llm)[0]
+    return alone(model)
 
 
 @pytest.fixture(scope="module")

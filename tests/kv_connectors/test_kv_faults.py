@@ -24,12 +24,6 @@ from tests.patience import PATIENCE_S
 OVER: dict[str, Any] = {"offload": {"cpu_bytes_to_use": 4 << 20}, "disk": {"folder": ""}}
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    with open_llm() as llm:
-        return run(llm)[0]
-
-
 @pytest.mark.parametrize("case", conformance.cases("core.testing.kv_faults"), ids=str)
 def test_a_connector_over_another_holds_to_the_contract(case: Case) -> None:
     case()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.kv_connectors.trial import PROMPTS, open_llm, run, settle, tiers_of
 
 SMALL = 24 << 10
@@ -19,12 +17,6 @@ def several(*connectors: dict[str, Any]) -> dict[str, Any]:
 
 def one(name: str, **extra: Any) -> dict[str, Any]:
     return {"kv_connector": name, "kv_connector_extra_config": extra}
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    with open_llm() as llm:
-        return run(llm)[0]
 
 
 def test_what_the_first_tier_has_no_room_for_comes_from_the_second(expected: list[list[int]], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.errors import EngineError
 from core.testing.checkpoints import make_checkpoint
-from tests.kv_connectors.trial import PROMPTS, open_llm, run, settle, traffic
+from tests.kv_connectors.trial import PROMPTS, alone, open_llm, run, settle, traffic
 
 CONNECTORS: dict[str, dict[str, Any]] = {
     "offload": {"cpu_bytes_to_use": 4 << 20},
@@ -26,8 +26,7 @@ def model(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def expected(model: str) -> list[list[int]]:
-    with open_llm(model=model) as llm:
-        return run(llm)[0]
+    return alone(model)
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,13 @@ from core.testing import conformance
 from core.testing.conformance import Case
 from tests.kv_connectors.copying import Wire
 from tests.kv_connectors.pairs import decode, open_peer, prefill
-from tests.kv_connectors.trial import FAKE, open_llm, run, traffic
+from tests.kv_connectors.trial import FAKE, traffic
 
 PLUGIN = "tests.kv_connectors.copying"
 
 
 def open_copying(role: str, **options: Any) -> LLM:
     return open_peer(role, connector="copying", plugins=[*FAKE, PLUGIN], **options)
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    with open_llm() as llm:
-        return run(llm)[0]
 
 
 @pytest.fixture

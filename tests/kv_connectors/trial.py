@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from functools import cache
 from inspect import unwrap
 from typing import Any
 
@@ -39,6 +40,13 @@ def run(llm: LLM, prompts: list[list[int]] = PROMPTS) -> tuple[Tokens, list[int]
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
     llm.core.scheduler.check()
     return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens or 0 for o in outputs]
+
+
+@cache
+def alone(model: str = "fake:") -> Tokens:
+    """Return the tokens of every prompt without a connector."""
+    with open_llm(model=model) as llm:
+        return run(llm)[0]
 
 
 def tiers_of(llm: LLM) -> list[Any]:

@@ -63,7 +63,7 @@ def test_a_preempted_request_starts_again_only_when_its_results_are_in():
     engine = Engine(num_blocks=11, depth=3, budget=12, policy=Priority(), prefix_caching=False)
 
     def schedule():
-        if engine.scheduler.in_flight == 2:
+        if len(engine.worker.queue) == 2:
             engine.collect()
         engine.schedule()
 

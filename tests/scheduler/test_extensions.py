@@ -388,3 +388,26 @@ def test_an_extension_ends_what_it_has_with_the_scheduler_and_with_its_journal(t
     engine.record(str(tmp_path / "journal"))
     engine.scheduler.close()
     assert closes.times == 2
+
+
+def test_all_extensions_are_closed_and_the_first_error_is_told():
+    class Closes:
+        def __init__(self, name, error=None):
+            self.name, self.error, self.times = name, error, 0
+
+        def close(self):
+            self.times += 1
+            if self.error is not None:
+                raise self.error
+
+    halves = [
+        Closes("one"),
+        Closes("two", OSError("disk is gone")),
+        Closes("three", ValueError("late")),
+        Closes("four"),
+    ]
+    with pytest.raises(PluginError, match=r"'two' failed in close: OSError: disk is gone") as told:
+        Engine(extensions=halves).scheduler.close()
+    assert [half.times for half in halves] == [1, 1, 1, 1]
+    (note,) = told.value.__notes__
+    assert "'three' failed in close: ValueError: late" in note

@@ -260,7 +260,7 @@ def test_no_more_plans_than_the_depth_are_in_flight():
     assert engine.schedule() is not None
     assert engine.schedule() is not None
     assert engine.schedule() is None
-    assert engine.scheduler.in_flight == 2
+    assert len(engine.worker.queue) == 2
 
 
 def test_request_data_reaches_the_worker_whole():

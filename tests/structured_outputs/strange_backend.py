@@ -73,10 +73,10 @@ class State:
 
     def fill(self, mask: np.ndarray[Any, Any]) -> None:
         what, amount = self.letters.what, self.letters.amount
-        if what == "slow":
+        if what in ("slow", "sticky"):
             work(amount)
         if self.count >= 3:
-            if what == "stuck":
+            if what in ("stuck", "sticky"):
                 work(3600.0)
             if what == "crash":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,13 @@ from core import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from core.api import InvalidRequest
 
 STRANGE = Path(__file__).with_name("strange_backend.py")
-BUDGETS = {"backend": "strange", "compile_timeout_s": 0.6, "mask_budget_s": 0.3, "compile_memory_bytes": 64 << 20}
+BUDGETS: dict[str, Any] = {
+    "backend": "strange",
+    "compile_timeout_s": 0.6,
+    "compile_memory_bytes": 64 << 20,
+    "mask_budget_s": 0.3,
+    "output_budget_s": 1.0,
+}
 FREE = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
 
 
@@ -86,6 +92,22 @@ def test_a_mask_beyond_its_budget_ends_its_request_alone_and_by_name(strange: LL
     assert failed.refusal.field == "structured_outputs.regex"
     assert tokens(free) == alone
     assert len(tokens(other)) == 12
+
+
+def test_masks_beyond_their_budget_together_end_their_output_and_none_beside_it(strange: LLM) -> None:
+    failed, short, free = run(strange, under("slow 270", max_tokens=90), under("slow 270", max_tokens=2), FREE)
+    assert isinstance(failed.refusal, InvalidRequest), failed.error
+    assert failed.refusal.field == "structured_outputs.regex"
+    assert "takes more than 1 s of work for the tokens of one output" in str(failed.refusal)
+    assert "--structured-outputs-config.output_budget_s" in str(failed.refusal)
+    assert len(tokens(short)) == 2
+    assert len(tokens(free)) == 30
+
+
+def test_a_row_that_sits_out_for_a_mask_ends_with_it(strange: LLM) -> None:
+    (failed,) = run(strange, under("sticky 40"))
+    assert failed.error is not None
+    assert "--structured-outputs-config.mask_budget_s" in failed.error
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from served import served
 pytest.importorskip("xgrammar")
 STRANGE = Path(__file__).with_name("strange_backend.py")
 CONFIG = "--structured-outputs-config."
-BUDGETS = (f"{CONFIG}compile_timeout_s", "0.6", f"{CONFIG}mask_budget_s", "0.3")
+BUDGETS = (f"{CONFIG}compile_timeout_s", "0.6", f"{CONFIG}mask_budget_s", "0.3", f"{CONFIG}output_budget_s", "0.9")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,15 @@ def test_what_costs_too_much_is_refused_by_name(client: openai.OpenAI, regex: st
     assert said in str(raised.value)
     assert raised.value.param == "structured_outputs.regex"
     ask(client, "quick")
+
+
+def test_masks_that_cost_too_much_together_are_an_error_of_the_answer_or_of_its_stream(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"0\.9 s of work for the tokens of one output .*output_budget_s"):
+        ask(client, "slow 250")
+    stream = ask(client, "slow 250", stream=True)
+    assert isinstance(stream, openai.Stream)
+    with pytest.raises(openai.APIError, match=r"0\.9 s of work for the tokens of one output .*output_budget_s"):
+        list(stream)
 
 
 def test_the_process_that_serves_loads_neither_torch_nor_a_grammar_library() -> None:

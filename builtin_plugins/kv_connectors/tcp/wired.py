@@ -6,6 +6,7 @@ Nobody is told when a block has been read. One whose memory is somebody else's b
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect
 from dataclasses import replace
 from typing import Any
@@ -19,12 +20,12 @@ from builtin_plugins.kv_connectors.tcp.store import TcpStore
 from core.api import BlockKey, StoreParts
 
 
-class Wired(Tcp):
+class Wired(Tcp, ABC):
     """What connectors over a wire have in common with `tcp`: offers, the token, the handshake, who is asked and how long."""
 
+    @abstractmethod
     def wire(self) -> Wire:
         """Return this rank's end. Raises `ConfigError` where there is none."""
-        raise NotImplementedError
 
     def open(self, parts: StoreParts, address: str | None) -> TcpStore:
         """Return a store whose memory others read, as much of it as the directory hands out."""

@@ -85,7 +85,9 @@ REQUEST: Final = (
 """What each request tells when it has ended."""
 FEATURES: Final = (
     MetricSpec("constraint_late_masks", "counter", "Steps that went without the mask of a constrained request."),
-    MetricSpec("constraint_mask_failures", "counter", "Requests ended for the work of one mask."),
+    MetricSpec(
+        "constraint_mask_failures", "counter", "Requests ended for the work of one mask, or of all of an output."
+    ),
     MetricSpec(
         "constraint_compile_failures", "counter", "Requests refused for what their constraint takes to compile."
     ),

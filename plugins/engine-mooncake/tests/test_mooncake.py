@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
-from tests.kv_connectors.pairs import decode, open_peer, producer
-from tests.kv_connectors.trial import FAKE, PROMPTS, open_llm, run, traffic
+from tests.kv_connectors.pairs import check_until_the_producer_is_killed, open_peer
+from tests.kv_connectors.trial import FAKE
 
 PLUGIN = "engine_mooncake.plugin"
 OPTIONS: dict[str, Any] = {"connector": "mooncake", "plugins": [*FAKE, PLUGIN], "extra": {"protocol": "tcp"}}
@@ -34,15 +34,7 @@ def test_it_holds_to_the_contract(case: Case) -> None:
 @pytest.mark.usefixtures("library")
 @pytest.mark.slow
 def test_blocks_are_read_from_another_process_until_it_is_killed() -> None:
-    with open_llm() as llm:
-        expected = run(llm)[0]
-    with producer(**OPTIONS) as (offers, process), open_peer("kv_consumer", **OPTIONS) as llm:
-        assert decode(llm, offers[:4], PROMPTS[:4]) == (expected[:4], [64] * 4)
-        assert traffic(llm).counts.unloaded == 0
-        process.kill()
-        process.wait()
-        assert decode(llm, offers[4:], PROMPTS[4:]) == (expected[4:], [0] * 4)
-        assert traffic(llm).info()["state"] == "degraded"
+    check_until_the_producer_is_killed(**OPTIONS)
 
 
 def test_without_the_library_the_start_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,17 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
-from tests.kv_connectors.pairs import decode, open_peer, producer
-from tests.kv_connectors.trial import FAKE, PROMPTS, open_llm, run, traffic
+from tests.kv_connectors.pairs import check_until_the_producer_is_killed, open_peer
+from tests.kv_connectors.trial import FAKE
 
 PLUGIN = "engine_nixl.plugin"
 OPTIONS: dict[str, Any] = {"connector": "nixl", "plugins": [*FAKE, PLUGIN]}
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    with open_llm() as llm:
-        return run(llm)[0]
 
 
 @pytest.mark.parametrize("case", conformance.cases(PLUGIN), ids=str)
@@ -33,14 +27,8 @@ def test_it_holds_to_the_contract(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_blocks_are_read_from_another_process_until_it_is_killed(expected: list[list[int]]) -> None:
-    with producer(**OPTIONS) as (offers, process), open_peer("kv_consumer", **OPTIONS) as llm:
-        assert decode(llm, offers[:4], PROMPTS[:4]) == (expected[:4], [64] * 4)
-        assert traffic(llm).counts.unloaded == 0
-        process.kill()
-        process.wait()
-        assert decode(llm, offers[4:], PROMPTS[4:]) == (expected[4:], [0] * 4)
-        assert traffic(llm).info()["state"] == "degraded"
+def test_blocks_are_read_from_another_process_until_it_is_killed() -> None:
+    check_until_the_producer_is_killed(**OPTIONS)
 
 
 @pytest.mark.parametrize("backends", [[], ["UCX", "pigeons"]])

@@ -23,7 +23,7 @@ from core.errors import EngineError  # noqa: E402
 from core.testing import conformance  # noqa: E402
 from core.testing.conformance import Case  # noqa: E402
 from core.testing.kv_faults import FAULTS  # noqa: E402
-from tests.kv_connectors.trial import FAKE, PROMPTS, open_llm, run, settle, traffic  # noqa: E402
+from tests.kv_connectors.trial import FAKE, PROMPTS, alone, open_llm, run, settle, traffic  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 
 PLUGIN = "engine_object_store.plugin"
@@ -45,8 +45,7 @@ def of(bucket: Bucket) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    with open_llm() as llm:
-        return run(llm)[0]
+    return alone()
 
 
 @pytest.mark.parametrize("case", conformance.cases(PLUGIN), ids=str)
