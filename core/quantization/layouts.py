@@ -46,6 +46,8 @@ class Grouping:
     """Each input column names its group: they do not lie together."""
     is_float: bool = False
     """It is of `ScaledFloats`, not of `GroupedInts`."""
+    has_factors: bool = False
+    """Of floats: their scales are floats of eight bits (e4m3), and a number multiplies all scales of a row."""
     has_table: bool = False
     """Of floats: they are codes of a table that comes with them."""
     runs_on: bool = False
@@ -107,6 +109,8 @@ class ScaledFloats:
     """Neighbouring inputs that share a scale; those of the last group may be fewer."""
     table: Tensor | None = None
     """Float32: what each code stands for."""
+    factors: Tensor | None = None
+    """Float32 [out, 1]: what multiplies all scales of a row; None: nothing does."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,17 +119,23 @@ class ScaledFloats:
 
     def rows(self, own: slice) -> ScaledFloats:
         """Return some of the rows."""
-        return replace(self, values=self.values[own], scales=self.scales[own])
+        factors = None if self.factors is None else self.factors[own]
+        return replace(self, values=self.values[own], scales=self.scales[own], factors=factors)
+
+    def all_of_scales(self) -> Tensor:
+        """Return the scales times what multiplies them."""
+        return self.scales if self.factors is None else self.scales * self.factors
 
     def plain(self) -> Tensor:
         """Return the weight in float32."""
         rows, width = self.shape
         values = self.values.float() if self.table is None else self.table[self.values.int()]
-        if self.scales.shape[1] == 1:
-            return values * self.scales
+        scales = self.all_of_scales()
+        if scales.shape[1] == 1:
+            return values * scales
         if width % self.group:
-            return values * self.scales.repeat_interleave(self.group, 1)[:, :width]
-        return (values.view(rows, -1, self.group) * self.scales.unsqueeze(-1)).view(rows, width)
+            return values * scales.repeat_interleave(self.group, 1)[:, :width]
+        return (values.view(rows, -1, self.group) * scales.unsqueeze(-1)).view(rows, width)
 
 
 def pieces(layout: Layout) -> Iterator[tuple[slice, Tensor]]:

@@ -212,67 +212,70 @@ EXPORT void core_grouped_linear(void* out, const void* x, const void* weights, c
 
 EXPORT void core_quantize(void* to, const void* from, int64_t first, int64_t count, int64_t width, int64_t row_stride,
                           int64_t column_stride, int64_t rows, int64_t code, int64_t group, int32_t dtype) {
-    const Rounding kept = {code, group, false, kNoZeros};
+    const Rounding kept = {code, group, kBFloat16Scales, kNoZeros};
     chosen->quantized->pack(to, from, first, {count, width, row_stride, column_stride}, rows, kept, dtype);
 }
 
-// The same for codes, with scales [count, groups], which are float16 (`halves`) or bfloat16, and zero points or null, which are
-// of `kind`.
-EXPORT void core_quantized_place(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, int64_t first,
-                                 int64_t count, int64_t width, int64_t row_stride, int64_t rows, int64_t code,
-                                 int64_t group, int64_t halves, int64_t kind) {
-    chosen->quantized->place(to, codes, scales, zeros, first, {count, width, row_stride, 1}, rows,
-                             {code, group, halves != 0, kind});
+// The same for codes, with scales [count, groups] of one kind, zero points or null of another, and the factors of rows or null.
+EXPORT void core_quantized_place(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros,
+                                 const float* factors, int64_t first, int64_t count, int64_t width, int64_t row_stride,
+                                 int64_t rows, int64_t code, int64_t group, int64_t scale_kind, int64_t zero_kind) {
+    chosen->quantized->place(to, codes, scales, zeros, factors, first, {count, width, row_stride, 1}, rows,
+                             {code, group, scale_kind, zero_kind});
 }
 
 // Returns 1, and writes nothing, where an id is none of the rows.
 EXPORT int32_t core_quantized_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
-                                   int64_t rows, int64_t code, int64_t group, int64_t halves, int64_t zeros,
+                                   int64_t rows, int64_t code, int64_t group, int64_t scales, int64_t zeros,
                                    int32_t dtype) {
     if (!are_rows(ids, count, rows)) return 1;
-    chosen->quantized->unpack(out, weight, ids, count, width, rows, {code, group, halves != 0, zeros}, dtype);
+    chosen->quantized->unpack(out, weight, ids, count, width, rows, {code, group, scales, zeros}, dtype);
     return 0;
 }
 
 // `order`, or null, names the number of x for each of a weight's row.
 EXPORT void core_quantized_linear(void* out, const void* x, const void* weight, const int32_t* order, int64_t rows,
                                   int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
-                                  int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
+                                  int64_t scales, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, order,
-                               {code, group, halves != 0, zeros, x_bits}, dtype);
+                               {code, group, scales, zeros, x_bits}, dtype);
 }
 
 EXPORT void core_quantized_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
                                    int64_t out_size, int64_t in_size, int64_t x_stride, int64_t code, int64_t group,
-                                   int64_t halves, int64_t zeros, int64_t x_bits, int32_t dtype) {
+                                   int64_t scales, int64_t zeros, int64_t x_bits, int32_t dtype) {
     chosen->quantized->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                               {code, group, halves != 0, zeros, x_bits}, dtype);
+                               {code, group, scales, zeros, x_bits}, dtype);
 }
 
-// Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on.
-EXPORT void core_floats_place(void* to, const uint8_t* codes, const float* scales, int64_t first, int64_t count,
-                              int64_t width, int64_t row_stride, int64_t rows, int64_t group, int32_t kind) {
-    chosen->floats->place(to, codes, scales, first, {count, width, row_stride, 1}, rows, {kind, group});
+// Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on. Scales are float32, or
+// int16, shares of the factors of rows, which else are null.
+EXPORT void core_floats_place(void* to, const uint8_t* codes, const void* scales, const float* factors, int64_t first,
+                              int64_t count, int64_t width, int64_t row_stride, int64_t rows, int64_t group,
+                              int64_t in_shares, int32_t kind) {
+    chosen->floats->place(to, codes, scales, factors, first, {count, width, row_stride, 1}, rows, {kind, group, in_shares});
 }
 
 // Returns 1, and writes nothing, where an id is none of the rows.
 EXPORT int32_t core_floats_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
-                                int64_t rows, int64_t group, int32_t kind, const float* table, int32_t dtype) {
+                                int64_t rows, int64_t group, int64_t in_shares, int32_t kind, const float* table,
+                                int32_t dtype) {
     if (!are_rows(ids, count, rows)) return 1;
-    chosen->floats->unpack(out, weight, ids, count, width, rows, {kind, group, table}, dtype);
+    chosen->floats->unpack(out, weight, ids, count, width, rows, {kind, group, in_shares, table}, dtype);
     return 0;
 }
 
 EXPORT void core_floats_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                               int64_t in_size, int64_t x_stride, int64_t group, int32_t kind, const float* table, int32_t dtype) {
-    chosen->floats->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {kind, group, table}, dtype);
+                               int64_t in_size, int64_t x_stride, int64_t group, int64_t in_shares, int32_t kind,
+                               const float* table, int32_t dtype) {
+    chosen->floats->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {kind, group, in_shares, table}, dtype);
 }
 
 EXPORT void core_floats_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
-                                int64_t out_size, int64_t in_size, int64_t x_stride, int64_t group, int32_t kind,
-                                const float* table, int32_t dtype) {
+                                int64_t out_size, int64_t in_size, int64_t x_stride, int64_t group, int64_t in_shares,
+                                int32_t kind, const float* table, int32_t dtype) {
     chosen->floats->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                            {kind, group, table}, dtype);
+                            {kind, group, in_shares, table}, dtype);
 }
 
 // Returns 1, and writes nothing, for a kind of block that is not kept.

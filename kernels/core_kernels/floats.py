@@ -8,7 +8,7 @@ import torch
 
 from core_kernels.library import Library
 from core_kernels.packed import as_rows
-from core_kernels.quantized import FILLED, LARGEST_GROUP, row_bytes
+from core_kernels.quantized import FACTOR_BYTES, FILLED, LARGEST_GROUP, row_bytes
 from core_kernels.row_ops import DTYPES
 from core_kernels.tiled import ScaledOps
 
@@ -17,16 +17,25 @@ Tensor = torch.Tensor
 KINDS: Final = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1, torch.uint8: 2}
 """Numbers by which the library knows them; bytes are codes of a table."""
 TABLE_SIZE: Final = 16
-SCALE_BYTES: Final = 4
+MOST_SHARES: Final = 32767
 
 
 class FloatOps(ScaledOps):
     """Floats of eight bits, or, of uint8, codes of four bits of a table of sixteen floats: it is rounded to the type of x.
 
-    A product's row depends on its row of x alone. `group` is how many inputs share a scale, which is float32.
+    A product's row depends on its row of x alone. `group` is how many inputs share a scale, which is float32, or, `in_shares`, of
+    two bytes: so many 32,767ths of the row's largest scale, to the nearest.
     """
 
-    def __init__(self, library: Library, kind: torch.dtype, group: int, table: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        kind: torch.dtype,
+        group: int,
+        table: Tensor | None = None,
+        *,
+        in_shares: bool = False,
+    ) -> None:
         if kind not in KINDS or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"{', '.join(map(str, KINDS))}; groups are multiples of {FILLED} up to {LARGEST_GROUP}"
             raise ValueError(f"{kind} in groups of {group}: floats are {allowed}")
@@ -37,8 +46,9 @@ class FloatOps(ScaledOps):
         self.bits: Final = 4 if kind == torch.uint8 else 8
         self.kind: Final = kind
         self.group: Final = group
+        self.in_shares: Final = in_shares
         self.table: Final = None if table is None else table.float().contiguous()
-        facts = (group, KINDS[kind], 0 if self.table is None else self.table.data_ptr())
+        facts = (group, int(in_shares), KINDS[kind], 0 if self.table is None else self.table.data_ptr())
         super().__init__(library, library.core_floats_rows, facts, f"floats of {self.bits} bits")
         self._place: Final = library.core_floats_place
         self._linear: Final = library.core_floats_linear
@@ -46,7 +56,7 @@ class FloatOps(ScaledOps):
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales included."""
-        return row_bytes(width, self.bits, self.group, SCALE_BYTES)
+        return FACTOR_BYTES * self.in_shares + row_bytes(width, self.bits, self.group, 2 if self.in_shares else 4)
 
     def place(self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor) -> None:
         """Fill rows from `first` on with floats, or codes, [n, width] of this kind and scales [n, groups]."""
@@ -58,10 +68,13 @@ class FloatOps(ScaledOps):
             )
         if weight.is_meta:  # of a model that is only planned
             return
-        values, scales = values.contiguous(), scales.float().contiguous()
+        values, scales, factors = values.contiguous(), scales.float().contiguous(), None
+        if self.in_shares:
+            factors = scales.abs().amax(1, keepdim=True) / MOST_SHARES
+            scales = (scales / torch.where(factors == 0, 1, factors)).round().to(torch.int16)
         self._place(
-            weight.data_ptr(), values.data_ptr(), scales.data_ptr(), first, count, width, values.stride(0), rows,
-            *self._facts[:2],
+            weight.data_ptr(), values.data_ptr(), scales.data_ptr(), None if factors is None else factors.data_ptr(), first, count, width, values.stride(0), rows,
+            *self._facts[:3],
         )  # fmt: skip
 
     def linear(self, x: Tensor, weight: Tensor, rows: int) -> Tensor:

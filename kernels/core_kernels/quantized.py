@@ -14,6 +14,7 @@ Tensor = torch.Tensor
 
 FILLED: Final = 8
 """Rows are filled up to a multiple of it."""
+FACTOR_BYTES: Final = 4
 LARGEST_GROUP: Final = 256
 """Sums of a group must fit 32 bits."""
 
@@ -22,6 +23,8 @@ FOUR_BIT_FLOATS: Final = (0, 1, 2, 3, 4, 6, 8, 12)
 """What codes of four-bit floats (E2M1) stand for, twice as large; all of them with either sign."""
 FLOAT_CODE: Final = 12
 """The number by which the library knows those; it knows integers by their bits."""
+SCALES: Final = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+"""Types of scales; the library knows them by their places here."""
 ZEROS: Final = (None, torch.int16, torch.float16)
 """Types of zero points; the library knows them by their places here."""
 
@@ -30,8 +33,8 @@ class QuantizedOps(ScaledOps):
     """Integers of eight or four bits, or floats of four.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
-    bfloat16 or float16. `zeros`: each group has a zero point as well, an integer (int16) or not (float16). `is_float`: codes are four-bit floats, twice as
-    large. Weights that are rounded here are integers with scales in bfloat16 and without zero points. `x_bits`: what x is
+    bfloat16 or float16, or float8_e4m3fn, of which each row has a factor in float32. `zeros`: each group has a zero point as
+    well, an integer (int16) or not (float16). `is_float`: codes are four-bit floats, twice as large. Weights that are rounded here are integers with scales in bfloat16 and without zero points. `x_bits`: what x is
     rounded to unless it is float32; 16 loses next to nothing, 8, for weights of 8 bits, takes one scale for a row of x.
     """
 
@@ -54,17 +57,20 @@ class QuantizedOps(ScaledOps):
                 f"{'floats' if is_float else 'integers'} of {bits} bits with zero points of {zeros}: these are of int16 or "
                 "float16, and floats are of 4 bits and have none"
             )
+        if scales not in SCALES:
+            raise ValueError(f"scales of {scales}; they are of one of {', '.join(map(str, SCALES))}")
         if x_bits not in (16, bits):
             raise ValueError(f"rows of {x_bits} bits by weights of {bits}: both are 8, or rows are of 16")
         self.bits: Final = bits
         self.group: Final = group
         self.scales: Final = scales
+        self.has_factors: Final = scales == torch.float8_e4m3fn
         self.zeros: Final = zeros
         self.has_zeros: Final = zeros is not None
         self.is_float: Final = is_float
         self.x_bits: Final = x_bits
         self._code: Final = FLOAT_CODE if is_float else bits
-        facts = (self._code, group, int(scales == torch.float16), ZEROS.index(zeros))
+        facts = (self._code, group, SCALES.index(scales), ZEROS.index(zeros))
         super().__init__(library, library.core_quantized_rows, facts, f"{bits} bits")
         self._pack: Final = library.core_quantize
         self._place: Final = library.core_quantized_place
@@ -73,7 +79,8 @@ class QuantizedOps(ScaledOps):
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales and zero points included."""
-        return row_bytes(width, self.bits, self.group, 2 if self.zeros is None else 4)
+        group_bytes = self.scales.itemsize + (0 if self.zeros is None else self.zeros.itemsize)
+        return FACTOR_BYTES * self.has_factors + row_bytes(width, self.bits, self.group, group_bytes)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
         """Round a plain [n, width], with any strides, to rows from `first` on of a weight of so many rows."""
@@ -89,11 +96,19 @@ class QuantizedOps(ScaledOps):
         )  # fmt: skip
 
     def place(
-        self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None
+        self,
+        weight: Tensor,
+        rows: int,
+        first: int,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None = None,
+        factors: Tensor | None = None,
     ) -> None:
         """Fill rows from `first` on with int8 codes [n, width], and scales [n, groups], and zero points of that shape.
 
-        Of four bits, codes are -8 to 7, or, of floats, `FOUR_BIT_FLOATS`. A number is (code - zero) * scale.
+        Of four bits, codes are -8 to 7, or, of floats, `FOUR_BIT_FLOATS`. A number is (code - zero) * scale, times the factor
+        of its row where rows have some: n of them, of any shape.
         """
         count, width = codes.shape
         self._fits(weight, width)
@@ -105,13 +120,17 @@ class QuantizedOps(ScaledOps):
             found = "none" if zeros is None else list(zeros.shape)
             wanted = "none" if self.zeros is None else list(scales.shape)
             raise ValueError(f"zero points: {found}; the weight has {wanted}")
+        if (factors is not None) != self.has_factors or (factors is not None and factors.numel() != count):
+            found = "none" if factors is None else list(factors.shape)
+            raise ValueError(f"factors of rows: {found}; the weight has {count if self.has_factors else 'none'}")
         if weight.is_meta:
             return
         codes, scales = codes.contiguous(), scales.to(self.scales).contiguous()
         zeros = None if zeros is None else zeros.to(self.zeros).contiguous()
+        factors = None if factors is None else factors.float().contiguous()
+        more = (None if each is None else each.data_ptr() for each in (zeros, factors))
         self._place(
-            weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), None if zeros is None else zeros.data_ptr(),
-            first, count, width, codes.stride(0), rows, *self._facts,
+            weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), *more, first, count, width, codes.stride(0), rows, *self._facts,
         )  # fmt: skip
 
     def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this 
 FLOATS = [kind for kind in KINDS if kind.is_floating_point]
 
 
-def ops_of(kind: torch.dtype, group: int) -> FloatOps:
-    return FloatOps(LIBRARY, kind, group, TABLE if kind == torch.uint8 else None)
+def ops_of(kind: torch.dtype, group: int, *, in_shares: bool = False) -> FloatOps:
+    return FloatOps(LIBRARY, kind, group, TABLE if kind == torch.uint8 else None, in_shares=in_shares)
 
 
 def stored(rows: int, width: int, group: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -59,6 +59,31 @@ def test_products_are_those_of_the_floats_alone_and_in_company(isa: str, kind: t
             together = ops.linear(x, weight, rows)
             scale = x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
             assert ((together.double() - x.double() @ plain.double().T).abs() <= tolerance * scale).all()
+            for count in COUNTS:
+                assert torch.equal(ops.linear(x[:count], weight, rows), together[:count])
+
+
+@pytest.mark.parametrize(("kind", "group"), [(torch.uint8, 64), (torch.float8_e4m3fn, 8)], ids=str)
+def test_scales_of_two_bytes_are_shares_of_their_rows_largest(isa: str, kind: torch.dtype, group: int) -> None:
+    ops = ops_of(kind, group, in_shares=True)
+    for rows, width in SIZES:
+        values, scales, _ = stored(rows, width, group, kind)
+        scales *= torch.where(torch.rand(scales.shape) < 0.1, -1, 1) * torch.exp2(-(torch.arange(rows) % 9.0))[:, None]
+        scales[rows // 2] = 0
+        step = scales.abs().amax(1, keepdim=True) / 32767
+        kept = (scales / torch.where(step == 0, 1, step)).round() * step
+        numbers = TABLE[values.int()] if kind == torch.uint8 else values.float()
+        plain = numbers * kept.repeat_interleave(group, 1)[:, :width]
+        weight = ops.empty(rows, width, torch.float32)
+        for first, last in ((rows // 3, rows), (0, rows // 3)):
+            ops.place(weight, rows, first, values[first:last], scales[first:last])
+        torch.testing.assert_close(ops.rows(weight, rows, width, torch.arange(rows)), plain, rtol=1e-6, atol=0)
+        for dtype, tolerance in TOLERANCE.items():
+            x = torch.randn(max(COUNTS), width).to(dtype)
+            together = ops.linear(x, weight, rows)
+            scale = x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
+            least = torch.finfo(dtype).tiny
+            assert ((together.double() - x.double() @ plain.double().T).abs() <= tolerance * scale + least).all()
             for count in COUNTS:
                 assert torch.equal(ops.linear(x[:count], weight, rows), together[:count])
 

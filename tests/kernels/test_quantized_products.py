@@ -123,6 +123,39 @@ def test_codes_and_scales_that_are_placed_are_what_is_multiplied(isa: str, name:
         ops.place(weight, rows + 3, 0, codes, factors, None if ops.zeros else torch.zeros(groups))
 
 
+def test_scales_of_eight_bits_have_a_factor_for_each_row(isa: str) -> None:
+    ops = QuantizedOps(LIBRARY, 4, 16, torch.float8_e4m3fn, is_float=True)
+    for rows, width in ((7, 40), (65, 256), (130, 72)):
+        groups = (rows, -(-width // 16))
+        codes = torch.tensor(FOUR_BIT_FLOATS)[torch.randint(0, 8, (rows, width))].to(torch.int8)
+        codes *= torch.randint(0, 2, codes.shape, dtype=torch.int8) * 2 - 1
+        scales = torch.randint(0, 256, groups, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        scales = torch.where(
+            scales.float().isfinite(), scales.float(), 0
+        )  # every one of them, negative and subnormal, too
+        factors = torch.rand(rows, 1) + 0.01
+        weight = ops.empty(rows + 3, width, torch.float32)
+        ops.place(weight, rows + 3, 3, codes, scales, factors=factors)
+        ops.place(weight, rows + 3, 0, codes[:3], scales[:3], factors=factors[:3])
+        plain = codes.float() * (scales * factors).repeat_interleave(16, 1)[:, :width]
+        assert torch.equal(ops.rows(weight, rows + 3, width, torch.arange(3, rows + 3)), plain)
+        x = torch.randn(40, width)
+        found, exact = ops.linear(x, weight, rows + 3)[:, 3:], x.double() @ plain.double().T
+        assert ((found - exact).abs() <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)).all()
+        for count in (1, 3, 17):
+            assert torch.equal(ops.linear(x[:count], weight, rows + 3)[:, 3:], found[:count])
+    unknown = torch.tensor([[0x7F] * groups[1]] * rows, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    ops.place(weight, rows + 3, 3, codes, unknown, factors=factors)
+    assert ops.linear(x, weight, rows + 3)[:, 3:].isnan().all()
+    with pytest.raises(ValueError, match="factors of rows: none; the weight has 130"):
+        ops.place(weight, rows + 3, 3, codes, scales)
+    whole = QuantizedOps(LIBRARY, 4, 32)
+    with pytest.raises(ValueError, match=r"factors of rows: \[1\]; the weight has none"):
+        whole.place(whole.empty(1, 32, torch.float32), 1, 0, codes[:1, :32], scales[:1, :1], factors=torch.ones(1))
+    with pytest.raises(ValueError, match=r"scales of torch\.float32; they are of one of"):
+        QuantizedOps(LIBRARY, 4, 32, torch.float32)
+
+
 def test_plain_weights_are_not_rounded_to_what_they_would_not_be(isa: str) -> None:
     for ops in (QuantizedOps(LIBRARY, 4, 32, is_float=True), QuantizedOps(LIBRARY, 8, 32, zeros=torch.int16)):
         with pytest.raises(ValueError, match="rounded to integers without zero points"):

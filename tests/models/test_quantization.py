@@ -87,12 +87,32 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 
 @pytest.mark.parametrize(
     ("asked", "stated"),
-    [("awq_marlin", AWQ), ("cpu_wna16", AWQ), ("gptq_marlin", GPTQ), ("moe_wna16", GPTQ), ("gptq", GPTQ)],
+    [
+        *((name, AWQ) for name in ("awq_marlin", "cpu_wna16", "ipex_quant")),
+        *((name, GPTQ) for name in ("gptq_marlin", "moe_wna16", "gptq", "bitblas", "gptq_marlin_24", "ipex")),
+    ],
 )
 def test_another_name_for_what_is_stored_passes(
     folder: Path, registry: Registry, asked: str, stated: dict[str, Any]
 ) -> None:
     assert method_for(folder, registry, stated, quantization=asked).name == stated["quant_method"]
+
+
+NAMES = """awq deepspeedfp tpu_int8 fp8 ptpc_fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 bitblas gptq_marlin_24 gptq_marlin
+gptq_bitblas awq_marlin gptq compressed-tensors bitsandbytes hqq experts_int8 ipex quark moe_wna16 torchao auto-round rtn inc mxfp4
+petit_nvfp4 cpu_gptq cpu_awq"""
+"""Those that vLLM takes; `gguf` is of a plugin of its own."""
+
+
+def test_names_that_other_engines_take_are_known(registry: Registry) -> None:
+    entries = [registered.entry for registered in registry.entries("quant_methods")]
+    assert set(NAMES.split()) - {name for entry in entries for name in (entry.name, *entry.gives)} == set()
+
+
+def test_weights_in_the_order_of_one_kernel_are_refused_with_the_reason(folder: Path, registry: Registry) -> None:
+    for name, reason in (("gptq_marlin_24", "two of four numbers are left out"), ("bitblas", "tuned for each GPU")):
+        with pytest.raises(ModelError, match=reason):
+            method_for(folder, registry, {**GPTQ, "quant_method": name})
 
 
 def test_a_name_of_a_stored_format_is_refused_where_nothing_is_stored_so(folder: Path, registry: Registry) -> None:

@@ -140,7 +140,16 @@ def test_only_the_modules_that_are_named_are_packed(tmp_path: Path) -> None:
     [
         ({"bits": 5}, "5 bits in groups of 16"),
         ({"group_size": 0}, "4 bits in groups of 0"),
-        ({"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({"checkpoint_format": "gptq_v3"}, "checkpoint_format is 'gptq_v3', packed into int32; read are gptq, gptq_v2"),
+        (
+            {"checkpoint_format": "marlin"},
+            "checkpoint_format is 'marlin': weights lie in the order of one GPU's kernel",
+        ),
+        ({"is_marlin_format": True}, "checkpoint_format is 'marlin': weights lie in the order of one GPU's kernel"),
+        ({"checkpoint_format": "marlin_24"}, "checkpoint_format is 'marlin_24': two of four numbers are left out"),
+        ({"quant_method": "gptq_marlin_24"}, "checkpoint_format is 'marlin_24': two of four numbers are left out"),
+        ({"checkpoint_format": "bitblas"}, "is 'bitblas': weights lie in an order that is tuned for each GPU"),
+        ({"quant_method": "bitblas"}, "is 'bitblas': weights lie in an order that is tuned for each GPU"),
     ],
 )
 def test_settings_that_the_format_does_not_have_are_refused(change: dict[str, Any], message: str) -> None:

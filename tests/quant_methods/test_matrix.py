@@ -12,6 +12,7 @@ from builtin_plugins.quant_methods.auto_round.method import AutoRound
 from builtin_plugins.quant_methods.awq.method import Awq
 from builtin_plugins.quant_methods.bitsandbytes.method import BitsAndBytes
 from builtin_plugins.quant_methods.compressed_tensors.method import CompressedTensors
+from builtin_plugins.quant_methods.fp_quant.method import FpQuant
 from builtin_plugins.quant_methods.gptq.method import Gptq
 from builtin_plugins.quant_methods.hqq.method import Hqq
 from builtin_plugins.quant_methods.quark.method import Quark
@@ -23,6 +24,7 @@ from tests.quant_methods import (
     test_bitsandbytes,
     test_compressed_tensors,
     test_floats,
+    test_fp_quant,
     test_gptq,
     test_hqq,
     test_quark,
@@ -94,6 +96,8 @@ def cases() -> dict[str, Case]:
     for name in ("nf4 in blocks of a row", "int8"):
         write, facts = test_bitsandbytes.CASES[name]
         found[f"bitsandbytes {name}"] = (write, lambda f=facts: BitsAndBytes(f))  # type: ignore[misc]
+    for name, (write, facts) in test_fp_quant.CASES.items():
+        found[f"fp_quant {name}"] = (write, lambda f=facts: FpQuant(f))  # type: ignore[misc]
     for name, (write, facts) in test_torchao.CASES.items():
         found[f"torchao {name}"] = (write, lambda f=facts: TorchAo(test_torchao.config(f)))  # type: ignore[misc]
     return found

@@ -41,11 +41,34 @@ def four_bits(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight": stored, "weight_scale": (exponents[..., 0] + 127).to(torch.uint8)}, plain.view(weight.shape)
 
 
+def six_bits(exponent_bits: int) -> Writer:
+    """Four floats in three bytes, lowest bits first, powers of two for 32 of them as exponents."""
+    fractions, bias = 5 - exponent_bits, (1 << (exponent_bits - 1)) - 1
+    codes = torch.arange(32)
+    exponent, fraction = codes >> fractions, (codes & ((1 << fractions) - 1)) / (1 << fractions)
+    values = torch.where(exponent > 0, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
+
+    def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        groups = weight.view(len(weight), -1, 32)
+        exponents = (groups.abs().amax(2, keepdim=True) / values[-1]).log2().ceil()
+        chosen = ((groups / exponents.exp2()).abs().unsqueeze(-1) - values).abs().argmin(-1)
+        plain = values[chosen] * groups.sign() * exponents.exp2()
+        fours = (chosen + 32 * (groups < 0)).view(len(weight), -1, 4)
+        word = fours[..., 0] | fours[..., 1] << 6 | fours[..., 2] << 12 | fours[..., 3] << 18
+        stored = torch.stack([word & 255, word >> 8 & 255, word >> 16], -1).to(torch.uint8).flatten(1)
+        scales = (exponents[..., 0] + 127).to(torch.uint8)
+        return {"weight": stored, "weight_scale": scales}, plain.view(weight.shape)
+
+    return write
+
+
 CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
     "fp8 of tensors": (eight_bits(0, 0, view="scalar"), weights("fp8_e4m3", "per_tensor")),
     "fp8 of rows": (eight_bits(1, 0, view="flat"), weights("fp8_e4m3", "per_channel")),
     "int8 of rows": (integers, weights("int8", "per_channel")),
     "mxfp4": (four_bits, weights("fp4", "per_group", group_size=32)),
+    "mxfp6 of 2 bits of exponent": (six_bits(2), weights("fp6_e2m3", "per_group", group_size=32)),
+    "mxfp6 of 3 bits of exponent": (six_bits(3), weights("fp6_e3m2", "per_group", group_size=32)),
 }
 
 
@@ -78,7 +101,7 @@ def test_layers_may_be_stored_unlike_and_some_are_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (weights("fp6_e2m3", "per_group", group_size=32), "weights of dtype 'fp6_e2m3', 'per_group', group_size 32"),
+        (weights("fp6_e2m3", "per_group", group_size=16), "weights of dtype 'fp6_e2m3', 'per_group', group_size 16"),
         (weights("int8", "per_channel", symmetric=False), "symmetric False are not read"),
     ],
 )

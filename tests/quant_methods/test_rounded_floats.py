@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from builtin_plugins.quant_methods.fp8.method import make_fp8
+from builtin_plugins.quant_methods.fp8.rounding import DeepSpeedFp
+from core.errors import ModelError
 from core.testing.checkpoints import tiny_config
 from tests.quant_methods.stored import (
     MODULES,
@@ -55,6 +57,15 @@ def test_all_experts_in_one_tensor_are_rounded_too(tmp_path: Path, monkeypatch: 
     assert_alike(scores("GptOssForCausalLM", tmp_path, tensors, make_fp8()), expected)
     assert_alike(on_two_ranks("GptOssForCausalLM", tmp_path, tensors, make_fp8), expected)
     assert not torch.allclose(expected, scores("GptOssForCausalLM", tmp_path, tensors), atol=1e-3)
+
+
+def test_what_deepspeed_was_to_round_is_rounded_alike(tmp_path: Path) -> None:
+    tensors = checkpoint("LlamaForCausalLM", tmp_path)
+    expected = scores("LlamaForCausalLM", tmp_path, tensors, make_fp8())
+    for stated in (None, {"bits": 8, "group_size": 512}, {"bits": 6}):
+        assert torch.equal(scores("LlamaForCausalLM", tmp_path, tensors, DeepSpeedFp(stated)), expected)
+    with pytest.raises(ModelError, match="12 bits; DeepSpeed's floats have 6 or 8"):
+        DeepSpeedFp({"bits": 12})
 
 
 def test_a_row_of_zeros_stays_zero(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ TOLD = "no kernel of this device multiplies by 2 of the weights as they are stor
 
 
 def has_no_kernel(name: str) -> bool:
-    """Numbers that share a scale with those of other rows, as docs/quantization.md has them."""
-    return name.startswith("hqq") and name.endswith("axis 0")
+    """Numbers that share a scale with those of other rows, and rotated ones, as docs/quantization.md has them."""
+    return name.startswith("fp_quant") or (name.startswith("hqq") and name.endswith("axis 0"))
 
 
 def keepers(name: str) -> list[Any]:
@@ -67,7 +67,7 @@ def test_a_format_has_a_kernel_or_the_log_says_once_that_it_has_none(
 def test_no_method_is_left_out() -> None:
     """Builtins that read stored weights are asked above; others by tests of their own, or have nothing to unpack."""
     asked = {make().name for _, make in CASES.values()}
-    elsewhere = {"mxfp4", "int8", "int4", "experts_int8", "packed", "triton", "triton_float8"}
+    elsewhere = {"mxfp4", "deepspeedfp", "int8", "int4", "experts_int8", "packed", "triton", "triton_float8"}
     entries = [each.entry for each in load_plan(make_plan([])).entries("quant_methods")]
     assert asked | elsewhere == {each.name for each in entries if str(each.target).startswith("builtin_plugins.")}
 

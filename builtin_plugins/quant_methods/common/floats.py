@@ -56,8 +56,8 @@ class FloatsFormat(StoredFormat):
         values = self.values(tensors[self._weight], part)
         scales = tensors[self._scale]
         scales = scales.view(torch.uint8) if scales.dtype in EXPONENTS else scales
-        scales = self.scales(self._shared.of_rank(scales, part), tensors)
-        return ScaledFloats(values, scales, self._shared.group(part))
+        scales = self.scales(self._shared.of_rank(scales, part))
+        return ScaledFloats(values, scales, self._shared.group(part), factors=self.factors(tensors, len(values)))
 
     def values(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
         """Return the rank's numbers."""
@@ -65,9 +65,13 @@ class FloatsFormat(StoredFormat):
             raise ModelError(f"has a {self._weight} of {_name(tensor)}, which is none of eight-bit floats.")
         return part.columns(part.rows(tensor))
 
-    def scales(self, own: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def scales(self, own: torch.Tensor) -> torch.Tensor:
         """Return the rank's scales in float32."""
         return powers_of_two(own) if own.dtype in EXPONENTS else own.float()
+
+    def factors(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
+        """Return what multiplies the scales of so many rows, float32 [rows, 1]."""
+        return None
 
 
 class PackedFloatsFormat(FloatsFormat):
@@ -91,7 +95,7 @@ class PackedFloatsFormat(FloatsFormat):
         super().__init__(shared, weight=weight, scale=scale, optional=optional)
         self._bits, self._exponent_bits, self._whole, self._divides = bits, exponent_bits, whole, divides
         self.suffixes = (*self.suffixes, *([whole] if whole else []))
-        self.grouping = Grouping(bits, shared.columns or -1, is_float=True)
+        self.grouping = Grouping(bits, shared.columns or -1, is_float=True, has_factors=bool(whole))
         self.stored_bits = bits + 8 / (shared.columns or 32)
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
@@ -106,15 +110,25 @@ class PackedFloatsFormat(FloatsFormat):
         rows = part.rows(tensor)
         return part.columns(four_bit_floats(rows) if self._bits == 4 else six_bit_floats(rows, self._exponent_bits))
 
-    def scales(self, own: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the rank's scales, times the tensor's own."""
-        scales = super().scales(own, tensors)
+    def scales(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the rank's scales in float32; those that a factor multiplies are floats of eight bits."""
+        if self._whole and own.dtype != torch.float8_e4m3fn:
+            raise ModelError(f"has a {self._scale} of {_name(own)}; beside a {self._whole} they are float8_e4m3fn.")
+        return super().scales(own)
+
+    def factors(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
+        """Return the tensor's own scale, for each row."""
         if not self._whole:
-            return scales
-        whole = tensors[self._whole].float()
-        if whole.numel() != 1:
-            raise ModelError(f"has a {self._whole} of shape {list(whole.shape)}; it is one number.")
-        return scales / whole.reshape(()) if self._divides else scales * whole.reshape(())
+            return None
+        whole = one_number(self._whole, tensors[self._whole])
+        return (1 / whole if self._divides else whole).expand(rows, 1)
+
+
+def one_number(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the scale of a whole tensor, float32 of no dimension. Raises `ModelError` for several."""
+    if tensor.numel() != 1:
+        raise ModelError(f"has a {name} of shape {list(tensor.shape)}; it is one number.")
+    return tensor.float().reshape(())
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from core.api import Entry, hookimpl
 
-FOLDER = "builtin_plugins.quant_methods.fp8.method"
+FOLDER = "builtin_plugins.quant_methods.fp8"
 
 
 @hookimpl
@@ -11,9 +11,18 @@ def engine_quant_methods() -> list[Entry]:
     return [
         Entry(
             "fp8",
-            f"{FOLDER}:make_fp8",
+            f"{FOLDER}.method:make_fp8",
             "eight-bit floats with a scale for a tensor or a block; of plain weights, for a row, rounded while they load",
             gives=frozenset({"ptpc_fp8"}),
         ),
-        Entry("fbgemm_fp8", f"{FOLDER}:FbgemmFp8", "eight-bit floats with a scale for each row, as FBGEMM writes them"),
+        Entry(
+            "fbgemm_fp8",
+            f"{FOLDER}.method:FbgemmFp8",
+            "eight-bit floats with a scale for each row, as FBGEMM writes them",
+        ),
+        Entry(
+            "deepspeedfp",
+            f"{FOLDER}.rounding:DeepSpeedFp",
+            "plain weights that DeepSpeed was to round: as fp8 rounds them",
+        ),
     ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from core.api import Part
+from core.api import ModelError, Part
 from core.nn.weights import refuse_integers
 from core.quantization.formats import StoredFormat
 from core.quantization.layouts import Grouping, ScaledFloats
@@ -53,3 +53,22 @@ class Fp8Rounded(StoredMethod):
         """Return the one format."""
         del prefix
         return self._format
+
+
+class DeepSpeedFp(Fp8Rounded):
+    """The same for checkpoints whose config asks DeepSpeed for eight or six bits; what is stored are plain weights.
+
+    Those that were to become six bits become eight, which are nearer to them.
+    """
+
+    name = "deepspeedfp"
+    example_config: Final = {"quant_method": "deepspeedfp", "bits": 8, "group_size": 512}
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        bits = (config or {}).get("bits", 8)
+        if bits not in (6, 8):
+            raise ModelError(
+                f"quantization_config: {bits!r} bits; DeepSpeed's floats have 6 or 8. Restore the config from where the "
+                "model came."
+            )

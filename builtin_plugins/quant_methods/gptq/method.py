@@ -13,6 +13,14 @@ from core.quantization.method import StoredMethod, mentions
 
 LESS: Final = {"gptq": 1, "gptq_v2": 0}
 """By `checkpoint_format`: zero points of the first are stored less one."""
+OF_ONE_KERNEL: Final = {
+    "marlin": "weights lie in the order of one GPU's kernel",
+    "marlin_24": "two of four numbers are left out, and the others lie in the order of one GPU's kernel",
+    "bitblas": "weights lie in an order that is tuned for each GPU, which the checkpoint does not state",
+}
+"""Formats that are not read, and why."""
+OF_METHODS: Final = {"marlin": "marlin", "gptq_marlin_24": "marlin_24", "bitblas": "bitblas"}
+"""Formats by `quant_method`, where that says it; other names are of kernels for GPTQ's own."""
 
 
 class Gptq(StoredMethod):
@@ -25,8 +33,13 @@ class Gptq(StoredMethod):
         super().__init__(config)
         self._config: Mapping[str, Any] = config
         self._rules: Mapping[str, Any] = config.get("dynamic") or {}
-        layout = str(config.get("checkpoint_format") or "gptq")
-        if layout not in LESS or config.get("is_marlin_format") or config.get("pack_dtype", "int32") != "int32":
+        layout = _layout(config)
+        if layout in OF_ONE_KERNEL:
+            raise ModelError(
+                f"quantization_config: checkpoint_format is {layout!r}: {OF_ONE_KERNEL[layout]}. That is not read; take the "
+                "GPTQ checkpoint that this one was made from."
+            )
+        if layout not in LESS or config.get("pack_dtype", "int32") != "int32":
             raise ModelError(
                 f"quantization_config: checkpoint_format is {layout!r}, packed into {config.get('pack_dtype', 'int32')}; "
                 f"read are {', '.join(LESS)} in int32. Convert the checkpoint with the tool that wrote it."
@@ -65,3 +78,9 @@ class Gptq(StoredMethod):
         return GptqFormat(
             bits, group, is_symmetric=facts.get("sym") is True, is_ordered=is_ordered, stored_less=self._less
         )
+
+
+def _layout(config: Mapping[str, Any]) -> str:
+    """Return the `checkpoint_format`, which some tools state by a flag, or by the name of the method."""
+    flagged = next((name for name in OF_ONE_KERNEL if config.get(f"is_{name}_format")), None)
+    return flagged or str(config.get("checkpoint_format") or OF_METHODS.get(str(config.get("quant_method")), "gptq"))

@@ -30,17 +30,29 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
 
     if grouping.has_table:
         return lambda floats: FloatOps(
-            library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table
+            library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table, in_shares=True
         )
-    return maker(grouping.bits, group, partial(QuantizedOps, library), partial(FloatOps, library))
+    of_codes, of_floats = partial(QuantizedOps, library), partial(FloatOps, library)
+    return maker(grouping.bits, group, of_codes, of_floats, keeps_factors=grouping.has_factors)
 
 
-def maker(bits: int, group: int, of_codes: Callable[..., Any], of_floats: Callable[[torch.dtype, int], Any]) -> Make:
-    """Return what makes the kernels for floats of so many bits: of four, those of codes twice as large; else of eight."""
+def maker(
+    bits: int,
+    group: int,
+    of_codes: Callable[..., Any],
+    of_floats: Callable[[torch.dtype, int], Any],
+    *,
+    keeps_factors: bool = False,
+) -> Make:
+    """Return what makes the kernels for floats of so many bits: of four, those of codes twice as large; else of eight.
+
+    `keeps_factors`: kernels of codes keep scales of eight bits with a factor for each row.
+    """
 
     def make(floats: ScaledFloats | None) -> Ops:
         if bits == 4:
-            scales = torch.float16 if floats is None else scale_type(floats.scales / 2)
+            scales = torch.float16 if floats is None else scale_type(floats.all_of_scales() / 2)
+            scales = torch.float8_e4m3fn if keeps_factors else scales
             return of_codes(4, group, scales, is_float=True)  # type: ignore[no-any-return]
         return of_floats(torch.float8_e4m3fn if floats is None else floats.values.dtype, group)  # type: ignore[no-any-return]
 
@@ -49,7 +61,9 @@ def maker(bits: int, group: int, of_codes: Callable[..., Any], of_floats: Callab
 
 def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledFloats) -> None:
     """Fill rows from `first` on of a weight of so many rows."""
-    scales = repeated(floats.scales, floats.shape[1], floats.group, ops.group)
+    factors = floats.factors if isinstance(ops, QuantizedOps) and ops.has_factors else None
+    scales = floats.all_of_scales() if factors is None else floats.scales
+    scales = repeated(scales, floats.shape[1], floats.group, ops.group)
     if floats.table is not None and isinstance(ops, FloatOps):
         if ops.table is None or not torch.equal(floats.table, ops.table):
             raise ModelError("has another table of numbers than what it is kept with; use --plugins no:quant_packed.")
@@ -57,7 +71,11 @@ def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledF
     elif ops.bits == 8:
         ops.place(weight, rows, first, floats.values, scales)
     else:  # twice as large they are integers
-        ops.place(weight, rows, first, (floats.values.float() * 2).to(torch.int8), scales / 2)
+        codes = (floats.values.float() * 2).to(torch.int8)
+        if isinstance(ops, QuantizedOps) and factors is not None:
+            ops.place(weight, rows, first, codes, scales, factors=factors / 2)
+        else:
+            ops.place(weight, rows, first, codes, scales / 2)
 
 
 class PackedFloats:

@@ -43,4 +43,5 @@ def scale_type(scales: torch.Tensor) -> torch.dtype:
         off = (scales.to(dtype).float() - exact).abs() / exact.abs().clamp(min=1e-30)
         return float(off.max()) if off.numel() else 0.0
 
-    return torch.float16 if worst(torch.float16) <= worst(torch.bfloat16) else torch.bfloat16
+    # Of powers of two both are exact, and bfloat16 has all of them.
+    return torch.float16 if worst(torch.float16) < worst(torch.bfloat16) else torch.bfloat16

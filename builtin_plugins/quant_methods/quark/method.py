@@ -18,6 +18,10 @@ BESIDE: Final = "input_scale input_zero_point output_scale output_zero_point wei
 """Of activations, which are not rounded here; zero points of symmetric weights are all zero."""
 REGEX: Final = "re:"
 EIGHT: Final = ("fp8_e4m3", "fp8_e5m2")
+SIX: Final = {"fp6_e2m3": 2, "fp6_e3m2": 3}
+"""Floats of six bits, and how many of these are an exponent's."""
+MX_GROUP: Final = 32
+"""Floats of four and six bits that share an exponent."""
 
 
 class Quark(StoredMethod):
@@ -72,10 +76,12 @@ def _format(facts: Any) -> StoredFormat | None:
         return FloatsFormat(shared, optional=BESIDE)
     if dtype == "int8" and shared is not None and weights.get("symmetric", True):
         return IntsFormat(8, shared, optional=BESIDE)
-    if dtype == "fp4" and scheme == "per_group" and group == 32:
+    if scheme == "per_group" and group == MX_GROUP and dtype == "fp4":
         return PackedFloatsFormat(Shared(1, group), weight="weight", optional=BESIDE)
+    if scheme == "per_group" and group == MX_GROUP and dtype in SIX:
+        return PackedFloatsFormat(Shared(1, group), bits=6, exponent_bits=SIX[dtype], weight="weight", optional=BESIDE)
     raise ModelError(
         f"quantization_config: weights of dtype {dtype!r}, {scheme!r}, group_size {group!r}, symmetric "
         f"{weights.get('symmetric')!r} are not read. Read are {', '.join(EIGHT)} and symmetric int8 per_tensor and per_channel, "
-        "and fp4 per_group of 32."
+        f"and fp4, {', '.join(SIX)} per_group of {MX_GROUP}."
     )

@@ -109,18 +109,22 @@ class Int4(Rounded):
     bits = 4
 
 
-class RoundedLinear(PackedLinear):
-    """One weight matrix [out, in], whose rows come back in the model's dtype."""
+class OnDevice:
+    """Of layers and of experts: their kernels are known when their device is."""
 
     _ops: Any
 
     def __init__(self, rounded: Rounded) -> None:
-        super().__init__(None)  # type: ignore[arg-type]  # `onto` takes them
+        super().__init__(None)  # type: ignore[call-arg]  # `onto` takes them
         self._rounded = rounded
 
     def onto(self, plain: Callable[[], Any]) -> None:
         """Take the kernels of the device."""
         self._ops = self._rounded.ops_on(plain())
+
+
+class RoundedLinear(OnDevice, PackedLinear):
+    """One weight matrix [out, in], whose rows come back in the model's dtype."""
 
     def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         """Register `weight`, bytes."""
@@ -133,15 +137,5 @@ class RoundedLinear(PackedLinear):
         return rows
 
 
-class RoundedExperts(PackedExperts):
+class RoundedExperts(OnDevice, PackedExperts):
     """The matrices of all experts."""
-
-    _ops: Any
-
-    def __init__(self, rounded: Rounded) -> None:
-        super().__init__(None)  # type: ignore[arg-type]  # `onto` takes them
-        self._rounded = rounded
-
-    def onto(self, plain: Callable[[], Any]) -> None:
-        """Take the kernels of the device."""
-        self._ops = self._rounded.ops_on(plain())

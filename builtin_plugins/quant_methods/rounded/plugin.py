@@ -20,7 +20,12 @@ def engine_options() -> list[Option]:
 def engine_quant_methods() -> list[Entry]:
     """Return a method for each number of bits."""
     return [
-        Entry("int8", f"{FOLDER}:Int8", "plain weights, rounded to 8 bits while they load", gives=frozenset({"rtn"})),
+        Entry(
+            "int8",
+            f"{FOLDER}:Int8",
+            "plain weights, rounded to 8 bits while they load",
+            gives=frozenset({"rtn", "tpu_int8"}),
+        ),
         Entry("experts_int8", f"{FOLDER}:ExpertsInt8", "experts rounded to 8 bits while they load; all else as it is"),
         Entry("int4", f"{FOLDER}:Int4", "plain weights, rounded to 4 bits while they load"),
     ]

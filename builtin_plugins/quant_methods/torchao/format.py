@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from builtin_plugins.quant_methods.common.floats import EIGHT_BIT, EXPONENTS
+from builtin_plugins.quant_methods.common.floats import EIGHT_BIT, EXPONENTS, one_number
 from builtin_plugins.quant_methods.common.ints import IntsFormat
 from core.api import ModelError, Part
 from core.quantization.formats import StoredFormat, cut_groups, groups_of
@@ -74,7 +74,7 @@ class SwizzledFloats(StoredFormat):
     def __init__(self, group: int, *, is_packed: bool, is_scaled: bool = False) -> None:
         self._group, self._is_packed = group, is_packed
         self.suffixes = (CODES, SCALES, *([WHOLE_SCALE] if is_scaled else []))
-        self.grouping = Grouping(4 if is_packed else 8, group, is_float=True)
+        self.grouping = Grouping(4 if is_packed else 8, group, is_float=True, has_factors=is_scaled)
         self.stored_bits = (4 if is_packed else 8) + 8 / group
 
     def check(self, part: Part) -> None:
@@ -94,15 +94,11 @@ class SwizzledFloats(StoredFormat):
         values = four_bit_floats(values.contiguous().view(torch.uint8)) if self._is_packed else values
         scales = in_rows(tensors[SCALES], part, groups_of(part, self._group))
         scales = powers_of_two(scales) if scales.dtype in EXPONENTS else scales.float()
+        factors = None
         if WHOLE_SCALE in tensors:
-            scales = scales * _one(tensors[WHOLE_SCALE])
-        return ScaledFloats(part.columns(values), cut_groups(scales, part, self._group), self._group)
-
-
-def _one(scale: torch.Tensor) -> torch.Tensor:
-    if scale.numel() != 1:
-        raise ModelError(f"has a {WHOLE_SCALE} of shape {list(scale.shape)}; it is one number.")
-    return scale.float().reshape(())
+            factors = one_number(WHOLE_SCALE, tensors[WHOLE_SCALE]).expand(len(values), 1)
+        scales = cut_groups(scales, part, self._group)
+        return ScaledFloats(part.columns(values), scales, self._group, factors=factors)
 
 
 def in_rows(scales: torch.Tensor, part: Part, groups: int) -> torch.Tensor:

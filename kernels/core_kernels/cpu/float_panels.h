@@ -1,7 +1,7 @@
 // Where floats of eight or four bits and their scales lie in a weight, and how they become numbers that are multiplied.
 //
-// A panel of 64 output rows, the last one as many tiles of sixteen as are left, holds for each group of inputs the scales of
-// its rows, then word after word of all rows: four inputs each, of which the second and third have changed places, so that
+// A panel of 64 output rows, the last one as many tiles of sixteen as are left, holds the factors of its rows where these have
+// some, and for each group of inputs the scales of its rows, then word after word of all rows: four inputs each, of which the second and third have changed places, so that
 // both halves of a word are pairs that lie as those of bfloat16 do. Of four bits a word has eight inputs: four in the lower
 // halves of its bytes, then four in the upper ones.
 #pragma once
@@ -17,27 +17,42 @@ constexpr int kPlaces[kQuad] = {0, 2, 1, 3};
 
 struct FloatLayout {
     int64_t rows, width, group, bits;
+    bool in_shares;
+    int64_t scale_bytes, factor_bytes;  // of a column
 
-    FloatLayout(int64_t rows, int64_t width, FloatFormat kept) : rows(rows), width(width), group(kept.group), bits(kept.bits()) {}
+    FloatLayout(int64_t rows, int64_t width, FloatFormat kept)
+        : rows(rows),
+          width(width),
+          group(kept.group),
+          bits(kept.bits()),
+          in_shares(kept.in_shares),
+          scale_bytes(in_shares ? sizeof(int16_t) : sizeof(float)),
+          factor_bytes(in_shares ? sizeof(float) : 0) {}
 
     int64_t filled() const { return rounded_up(width, kInputsTogether); }
     int64_t groups() const { return (width + group - 1) / group; }
     int64_t inputs(int64_t index) const { return std::min(group, filled() - index * group); }
     int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
     int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
-    int64_t row_bytes() const { return groups() * static_cast<int64_t>(sizeof(float)) + filled() * bits / 8; }
+    int64_t row_bytes() const { return factor_bytes + groups() * scale_bytes + filled() * bits / 8; }
     int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
     int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
     // Of a panel with so many columns.
     int64_t group_at(int64_t index, int64_t columns) const {
-        return columns * index * (static_cast<int64_t>(sizeof(float)) + group * bits / 8);
+        return columns * (factor_bytes + index * (scale_bytes + group * bits / 8));
     }
     // Of a column's codes: the byte of an input, and which of its bits.
     int64_t byte_of(int64_t input, int64_t columns) const {
         return input * bits / 32 * columns * kQuad + kPlaces[input % kQuad];
     }
     int shift_of(int64_t input) const { return bits == 4 ? input / kQuad % 2 * 4 : 0; }
-    int64_t codes_at(int64_t columns) const { return columns * static_cast<int64_t>(sizeof(float)); }
+    int64_t codes_at(int64_t columns) const { return columns * scale_bytes; }
+    // The scales of sixteen columns of a group, from one on, or the shares that they are.
+    Floats load_scales(const uint8_t* group, int64_t column) const {
+        const uint8_t* from = group + column * scale_bytes;
+        if (!in_shares) return load(reinterpret_cast<const float*>(from));
+        return __builtin_convertvector((Ints)(load_bits(from) << 16) >> 16, Floats);
+    }
 };
 
 // What codes stand for: `widen` takes one in each lane; `pairs` makes bfloat16 of one in each half of a lane.

@@ -19,17 +19,20 @@ constexpr int64_t kLargestGroup = 256;
 
 // --- packing and unpacking ----------------------------------------------------------------------------------
 
-void place(void* to, const uint8_t* codes, const float* scales, int64_t first, Matrix source, int64_t rows,
-           FloatFormat kept) {
+void place(void* to, const uint8_t* codes, const void* scales, const float* factors, int64_t first, Matrix source,
+           int64_t rows, FloatFormat kept) {
     const FloatLayout at(rows, source.width, kept);
     share_out(source.rows, source.rows * source.width >= kParallelProducts, [=](Pieces& pieces) {
         std::unique_ptr<uint8_t[]> own(new uint8_t[at.filled()]());
         for (int64_t i; pieces.next(&i);) {
             std::memcpy(own.get(), codes + i * source.row_stride, source.width);
             const int64_t panel = (first + i) / kPanel, columns = at.columns(panel), column = (first + i) % kPanel;
+            uint8_t* own_panel = static_cast<uint8_t*>(to) + at.panel_at(panel);
+            if (factors) std::memcpy(own_panel + column * sizeof(float), factors + i, sizeof(float));
             for (int64_t g = 0; g < at.groups(); ++g) {
-                uint8_t* group = static_cast<uint8_t*>(to) + at.panel_at(panel) + at.group_at(g, columns);
-                std::memcpy(group + column * sizeof(float), scales + i * at.groups() + g, sizeof(float));
+                uint8_t* group = own_panel + at.group_at(g, columns);
+                std::memcpy(group + column * at.scale_bytes,
+                            static_cast<const uint8_t*>(scales) + (i * at.groups() + g) * at.scale_bytes, at.scale_bytes);
                 uint8_t* codes_at = group + at.codes_at(columns) + column * kQuad;
                 for (int64_t k = 0; k < at.inputs(g); ++k) {
                     uint8_t& place = codes_at[at.byte_of(k, columns)];
@@ -49,10 +52,12 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, Fl
         std::unique_ptr<float[]> numbers(new float[at.filled() + kLanes]());
         for (int64_t i; pieces.next(&i);) {
             const int64_t panel = ids[i] / kPanel, columns = at.columns(panel), column = ids[i] % kPanel;
+            const uint8_t* own_panel = static_cast<const uint8_t*>(weight) + at.panel_at(panel);
+            const int64_t tile = column / kLanes * kLanes, lane = column % kLanes;
+            const float factor = at.in_shares ? load(reinterpret_cast<const float*>(own_panel) + tile)[lane] : 1;
             for (int64_t g = 0; g < at.groups(); ++g) {
-                const uint8_t* group = static_cast<const uint8_t*>(weight) + at.panel_at(panel) + at.group_at(g, columns);
-                float scale;
-                std::memcpy(&scale, group + column * sizeof scale, sizeof scale);
+                const uint8_t* group = own_panel + at.group_at(g, columns);
+                const float scale = at.load_scales(group, tile)[lane] * factor;
                 const uint8_t* codes = group + at.codes_at(columns) + column * kQuad;
                 for (int64_t k = 0; k < at.inputs(g); ++k) {
                     const uint32_t code = codes[at.byte_of(k, columns)] >> at.shift_of(k);
@@ -97,8 +102,9 @@ public:
                 const uint8_t* next = ahead + at_.group_at(g, columns);
                 for (int64_t at = 0; at < at_.codes_at(columns); at += kLineBytes) __builtin_prefetch(next + at, 0, 2);
                 open<kKind>(opened_.get(), group + at_.codes_at(columns), columns, at_.inputs(g), next + at_.codes_at(columns), numbers_);
-                add_group(reinterpret_cast<const float*>(group), columns, g, from, rows);
+                add_group(group, columns, g, from, rows);
             }
+            if (at_.in_shares) multiply_totals(reinterpret_cast<const float*>(kept), columns, rows);
             put(panel, from, rows);
         }
     }
@@ -113,7 +119,7 @@ private:
     static constexpr int64_t kEach = Units<T>::kNumbers;
 
     // Adds the products of what is opened to the totals [row][column].
-    void add_group(const float* scales, int64_t columns, int64_t group, int64_t first, int64_t rows) const {
+    void add_group(const uint8_t* scales, int64_t columns, int64_t group, int64_t first, int64_t rows) const {
         const int64_t begin = group * at_.group, inputs = std::min(at_.group, at_.width - begin);
         const int64_t units = (inputs + kEach - 1) / kEach;
         const T* x = x_.from + first * x_.stride + begin;
@@ -137,18 +143,18 @@ private:
     }
 
     template <int R, int C>
-    void add_block(const float* scales, int64_t columns, const T* x, int64_t row, int64_t column, int64_t units) const {
+    void add_block(const uint8_t* scales, int64_t columns, const T* x, int64_t row, int64_t column, int64_t units) const {
         Floats sums[R][C] = {};
         const T* tiles[C];
         for (int c = 0; c < C; ++c) tiles[c] = opened_.get() + (column + c * kLanes) * kEach;
         ::multiply<T, R, C>(sums, x + row * x_.stride, x_.stride, tiles, columns * kEach, units, Ahead());
-        add_scaled<C>(sums, scales + column, row, column, R);
+        add_scaled<C>(sums, scales, row, column, R);
     }
 
     template <int C>
-    void add_scaled(const Floats (*sums)[C], const float* scales, int64_t row, int64_t column, int64_t rows) const {
+    void add_scaled(const Floats (*sums)[C], const uint8_t* scales, int64_t row, int64_t column, int64_t rows) const {
         for (int c = 0; c < C; ++c) {
-            const Floats scale = load(scales + c * kLanes);
+            const Floats scale = at_.load_scales(scales, column + c * kLanes);
             for (int64_t r = 0; r < rows; ++r) {
                 float* total = totals_.get() + (row + r) * kPanel + column + c * kLanes;
                 ::store(total, load(total) + sums[r][c] * scale);
@@ -157,7 +163,7 @@ private:
     }
 
 #if defined(TILE_REGISTERS)
-    void add_in_tiles(const float* scales, int64_t columns, const T* x, int64_t rows, int64_t units) const {
+    void add_in_tiles(const uint8_t* scales, int64_t columns, const T* x, int64_t rows, int64_t units) const {
         for (int64_t row = 0; row < rows; row += kTileRows)
             for (int64_t column = 0; column < columns; column += kLanes) {
                 Floats sums[kTileRows][1];
@@ -165,10 +171,20 @@ private:
                 const BFloat16* tiles[1] = {opened_.get() + column * kEach};
                 multiply_in_tiles<1, 1>(reinterpret_cast<float*>(sums), sizeof sums[0], count, x + row * x_.stride, x_.stride,
                                         tiles, columns * kEach, units, [](int64_t, int64_t) {});
-                add_scaled<1>(sums, scales + column, row, column, count);
+                add_scaled<1>(sums, scales, row, column, count);
             }
     }
 #endif
+
+    void multiply_totals(const float* factors, int64_t columns, int64_t rows) const {
+        for (int64_t column = 0; column < columns; column += kLanes) {
+            const Floats own = load(factors + column);
+            for (int64_t row = 0; row < rows; ++row) {
+                float* total = totals_.get() + row * kPanel + column;
+                ::store(total, load(total) * own);
+            }
+        }
+    }
 
     void put(int64_t panel, int64_t first, int64_t rows) const {
         const auto* totals = reinterpret_cast<const Floats(*)[kTiles]>(totals_.get());

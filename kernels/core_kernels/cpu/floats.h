@@ -12,21 +12,22 @@ enum FloatKind : int32_t {
     kTabled = 2,  // codes of four bits
 };
 
-// How a weight is kept: which floats, how many neighbours of a row, a multiple of eight, share a scale, and what each code
-// stands for where that is a table's.
+// How a weight is kept: which floats, how many neighbours of a row, a multiple of eight, share a scale, how scales are kept, and
+// what each code stands for where that is a table's.
 struct FloatFormat {
     int32_t kind;
     int64_t group;
+    int64_t in_shares;  // scales are int16, shares of a float32 that each row has; else float32
     const float* table = nullptr;  // sixteen
 
     int64_t bits() const { return kind == kTabled ? 4 : 8; }
 };
 
 struct FloatOps {
-    // Puts rows from `first` on of a weight that has `rows`: codes, a byte each, row_stride apart, and scales [source.rows,
-    // groups].
-    void (*place)(void* to, const uint8_t* codes, const float* scales, int64_t first, Matrix source, int64_t rows,
-                  FloatFormat kept);
+    // Puts rows from `first` on of a weight that has `rows`: codes, a byte each, row_stride apart, scales [source.rows,
+    // groups], and the factors of rows where scales are shares of them, else null.
+    void (*place)(void* to, const uint8_t* codes, const void* scales, const float* factors, int64_t first, Matrix source,
+                  int64_t rows, FloatFormat kept);
     // The rows `ids` of a weight [rows, width], plain.
     void (*unpack)(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                    FloatFormat kept, int32_t dtype);

@@ -1,7 +1,8 @@
 // Where codes, scales and zero points lie in a weight of integers.
 //
-// A panel of 64 output rows, the last one as many tiles of sixteen as are left, holds for each group of inputs the scales of
-// its rows, their zero points where they have some, and then their codes step after step.
+// A panel of 64 output rows, the last one as many tiles of sixteen as are left, holds the factors of its rows where these have
+// some, and for each group of inputs the scales of its rows, their zero points where they have some, and then their codes step
+// after step.
 #pragma once
 
 #include "integers.h"
@@ -11,15 +12,15 @@ namespace {
 
 struct Layout {
     int64_t rows, width, group, bits;
-    bool has_halves;  // scales are float16 instead of bfloat16
-    int64_t zeros;    // by `ZeroKind`: the code that means zero, as an unsigned one, or how far that is from the middle
+    int64_t scales;  // by `ScaleKind`
+    int64_t zeros;   // by `ZeroKind`: the code that means zero, as an unsigned one, or how far that is from the middle
 
     Layout(int64_t rows, int64_t width, Rounding kept)
         : rows(rows),
           width(width),
           group(kept.group),
           bits(kept.code == kInt8 ? 8 : 4),
-          has_halves(kept.has_halves),
+          scales(kept.scales),
           zeros(kept.zeros) {}
 
     int64_t filled() const { return rounded_up(width, kInputsTogether); }
@@ -27,24 +28,45 @@ struct Layout {
     int64_t inputs(int64_t index) const { return std::min(group, filled() - index * group); }
     int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
     int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
-    int64_t head_bytes() const { return zeros ? 4 : 2; }  // of a column and group
-    int64_t row_bytes() const { return groups() * head_bytes() + filled() * bits / 8; }
+    bool has_factors() const { return scales == kByteScales; }
+    int64_t factor_bytes() const { return has_factors() ? sizeof(float) : 0; }  // of a column
+    int64_t scale_bytes() const { return has_factors() ? 1 : 2; }
+    int64_t head_bytes() const { return scale_bytes() + (zeros ? 2 : 0); }  // of a column and group
+    int64_t row_bytes() const { return factor_bytes() + groups() * head_bytes() + filled() * bits / 8; }
     int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
     int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
     // Of a panel with so many columns.
-    int64_t group_at(int64_t index, int64_t columns) const { return columns * index * (head_bytes() + group * bits / 8); }
+    int64_t group_at(int64_t index, int64_t columns) const {
+        return columns * (factor_bytes() + index * (head_bytes() + group * bits / 8));
+    }
     int64_t codes_at(int64_t columns) const { return columns * head_bytes(); }  // from a group's beginning
 };
 
-// Scales of a panel's columns, of either type.
-inline Floats load_scales(const uint8_t* group, int64_t tile, const Layout& at) {
-    const uint8_t* from = group + tile * kLanes * 2;
-    return at.has_halves ? load(reinterpret_cast<const Float16*>(from)) : load(reinterpret_cast<const BFloat16*>(from));
+// Sixteen floats of eight bits (E4M3).
+inline Floats load_bytes(const uint8_t* from) {
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+    Bytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    const Words codes = __builtin_convertvector(bytes, Words), own = codes & 0x7f;
+    const Floats small = __builtin_convertvector((Ints)own, Floats) * 0x1p-9f;
+    Words found = own < 8 ? (Words)small : (own << 20) + (120u << 23);
+    found = own == 0x7f ? Words{} + 0x7fc00000 : found;
+    return (Floats)(found | (codes & 0x80) << 24);
 }
 
-inline float scale_at(const uint8_t* group, int64_t column, const Layout& at) {
-    const uint8_t* from = group + column * 2;
-    return at.has_halves ? widened(*reinterpret_cast<const Float16*>(from)) : widened(*reinterpret_cast<const BFloat16*>(from));
+// Scales of a panel's columns, of any type.
+inline Floats load_scales(const uint8_t* group, int64_t tile, const Layout& at) {
+    const uint8_t* from = group + tile * kLanes * at.scale_bytes();
+    if (at.scales == kByteScales) return load_bytes(from);
+    return at.scales == kFloat16Scales ? load(reinterpret_cast<const Float16*>(from))
+                                       : load(reinterpret_cast<const BFloat16*>(from));
+}
+
+// What multiplies all of a row's scales, in the columns of a tile.
+inline Floats load_factors(const uint8_t* panel, int64_t tile) {
+    Floats factors;
+    std::memcpy(&factors, panel + tile * sizeof factors, sizeof factors);
+    return factors;
 }
 
 // The unsigned codes that mean zero in a panel's columns; where these are no integers, what they are counted from.

@@ -51,9 +51,9 @@ void round_all(int8_t* codes, const float* numbers, int64_t count, float scale) 
 
 // One row's integers of a group, and its scale, where a panel with so many columns has them.
 template <int kCode>
-void put_group(uint8_t* group, int64_t column, int64_t columns, uint16_t scale, const uint16_t* zero, const int8_t* codes,
+void put_group(uint8_t* group, int64_t column, int64_t columns, const void* scale, const uint16_t* zero, const int8_t* codes,
                int64_t inputs, const Layout& at) {
-    std::memcpy(group + column * sizeof scale, &scale, sizeof scale);
+    std::memcpy(group + column * at.scale_bytes(), scale, at.scale_bytes());
     if (zero) {
         const auto kept = static_cast<uint16_t>(*zero + (at.zeros == kIntZeros ? Codes<kCode>::kZero : 0));
         std::memcpy(group + (columns + column) * sizeof kept, &kept, sizeof kept);
@@ -80,25 +80,26 @@ void pack_panel(uint8_t* to, const T* from, int64_t panel, int64_t first, int64_
             uint8_t* group = to + at.panel_at(panel) + at.group_at(g, columns);
             const BFloat16 scale = scale_of<kCode>(own, inputs);
             round_all<kCode>(codes.get(), own, inputs, widened(scale));
-            put_group<kCode>(group, column, columns, scale.bits, nullptr, codes.get(), inputs, at);
+            put_group<kCode>(group, column, columns, &scale.bits, nullptr, codes.get(), inputs, at);
         }
     }
 }
 
-// The same of codes that are there already, with their scales, and zero points or null, [rows, groups].
+// The same of codes that are there already, with their scales, and zero points or null, [rows, groups], and factors or null.
 template <int kCode>
-void place_all(void* to, const int8_t* codes, const uint16_t* scales, const uint16_t* zeros, int64_t first, Matrix source,
-               Layout at) {
+void place_all(void* to, const int8_t* codes, const uint8_t* scales, const uint16_t* zeros, const float* factors,
+               int64_t first, Matrix source, Layout at) {
     share_out(source.rows, source.rows * source.width >= kParallelProducts, [=](Pieces& pieces) {
         std::unique_ptr<int8_t[]> own(new int8_t[at.filled()]());
         for (int64_t i; pieces.next(&i);) {
             std::memcpy(own.get(), codes + i * source.row_stride, source.width);
-            const int64_t panel = (first + i) / kPanel, columns = at.columns(panel);
+            const int64_t panel = (first + i) / kPanel, columns = at.columns(panel), column = (first + i) % kPanel;
+            uint8_t* kept = static_cast<uint8_t*>(to) + at.panel_at(panel);
+            if (factors) std::memcpy(kept + column * sizeof(float), factors + i, sizeof(float));
             for (int64_t g = 0; g < at.groups(); ++g) {
-                uint8_t* group = static_cast<uint8_t*>(to) + at.panel_at(panel) + at.group_at(g, columns);
                 const int64_t of = i * at.groups() + g;
-                put_group<kCode>(group, (first + i) % kPanel, columns, scales[of], zeros ? zeros + of : nullptr,
-                                 own.get() + g * at.group, at.inputs(g), at);
+                put_group<kCode>(kept + at.group_at(g, columns), column, columns, scales + of * at.scale_bytes(),
+                                 zeros ? zeros + of : nullptr, own.get() + g * at.group, at.inputs(g), at);
             }
         }
     });
@@ -121,9 +122,12 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, La
         std::unique_ptr<float[]> numbers(new float[at.filled() + kLanes]());
         for (int64_t i; pieces.next(&i);) {
             const int64_t panel = ids[i] / kPanel, columns = at.columns(panel), column = ids[i] % kPanel;
+            const int64_t tile = column / kLanes, lane = column % kLanes;
+            const uint8_t* kept = static_cast<const uint8_t*>(weight) + at.panel_at(panel);
+            const float factor = at.has_factors() ? load_factors(kept, tile)[lane] : 1;
             for (int64_t g = 0; g < at.groups(); ++g) {
-                const uint8_t* group = static_cast<const uint8_t*>(weight) + at.panel_at(panel) + at.group_at(g, columns);
-                const float scale = scale_at(group, column, at);
+                const uint8_t* group = kept + at.group_at(g, columns);
+                const float scale = load_scales(group, tile, at)[lane] * factor;
                 const float zero = zero_at<kCode>(group, column, columns, at);
                 const uint8_t* place = group + at.codes_at(columns) + column * sizeof(uint32_t);
                 float* own = numbers.get() + g * at.group;
@@ -216,6 +220,15 @@ void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t*
     }
 }
 
+// Multiplies totals of rows by the factors of a panel's columns, from a tile on.
+template <int C>
+void multiply_by_factors(Floats (*totals)[C], int64_t rows, const uint8_t* panel, int64_t tile, int64_t tiles) {
+    for (int64_t c = 0; c < std::min<int64_t>(C, tiles - tile); ++c) {
+        const Floats factors = load_factors(panel, tile + c);
+        for (int64_t r = 0; r < rows; ++r) totals[r][c] *= factors;
+    }
+}
+
 struct Range {
     int64_t first, last;
 
@@ -241,6 +254,7 @@ void each_tile(const Results& results, int64_t column, int64_t left, const Rows&
             for (int64_t tile = 0; tile * kLanes < columns; ++tile) {
                 Floats totals[R][1] = {};
                 block<kCode, kForm, R, 1, 0>(totals, rows, from, kept, tile, columns, nullptr, at);
+                if (at.has_factors()) multiply_by_factors(totals, R, kept, tile, columns / kLanes);
                 results.put(from, column + tile * kLanes, totals, R, left - tile * kLanes);
             }
         });
@@ -299,6 +313,7 @@ void tiled_product(const Results& results, int64_t column, int64_t left, const R
                 add_tiled_group<kCode, kForm>(totals + (row - first), rows, row, std::min(kTileRows, last - row), at, g, group,
                                        integers, tile, columns / kLanes, quads, depth);
     }
+    if (at.has_factors()) multiply_by_factors(totals, last - first, kept, 0, columns / kLanes);
     results.put(first, column, totals, last - first, left);
 }
 #endif
@@ -318,6 +333,7 @@ void whole_panel(const Results& results, int64_t column, int64_t left, const Row
                                          : block<kCode, kForm, R, kAbreast, kNone>;
             Floats totals[R][kAbreast] = {};
             run(totals, rows, from, kept, 0, kPanel, blocks == 1 ? kept + kFetchAhead<kCode> : kept + bytes + b * (bytes / 2), at);
+            if (at.has_factors()) multiply_by_factors(totals, R, kept, 0, kTiles);
             results.put(from, column, totals, R, left);
         });
     });
@@ -366,11 +382,11 @@ void any_pack(void* to, const void* from, int64_t first, Matrix source, int64_t 
     });
 }
 
-void any_place(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, int64_t first, Matrix source,
-               int64_t rows, Rounding kept) {
+void any_place(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, const float* factors, int64_t first,
+               Matrix source, int64_t rows, Rounding kept) {
     with_code(kept.code, [&](auto code) {
         const Layout at(rows, source.width, kept);
-        place_all<code()>(to, codes, static_cast<const uint16_t*>(scales), zeros, first, source, at);
+        place_all<code()>(to, codes, static_cast<const uint8_t*>(scales), zeros, factors, first, source, at);
     });
 }
 

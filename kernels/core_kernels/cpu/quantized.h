@@ -12,6 +12,12 @@ enum CodeKind : int32_t {
     kFloat4 = 12,  // four-bit floats (E2M1), twice as large
 };
 
+enum ScaleKind : int64_t {
+    kBFloat16Scales = 0,
+    kFloat16Scales = 1,
+    kByteScales = 2,  // floats of eight bits (E4M3), and for each row a float32 that multiplies all of its own
+};
+
 enum ZeroKind : int64_t {
     kNoZeros = 0,
     kIntZeros = 1,    // int16
@@ -22,8 +28,8 @@ enum ZeroKind : int64_t {
 struct Rounding {
     int64_t code;
     int64_t group;
-    bool has_halves;  // scales are float16; else bfloat16
-    int64_t zeros;    // of each group: none, an integer, or what is none
+    int64_t scales;  // what those are
+    int64_t zeros;   // of each group: none, an integer, or what is none
     int64_t x_bits = 16;  // of the integers that rows of x become: 16 with a scale for each group, or, for weights of eight
                           // bits, 8 with one for the row
 };
@@ -32,9 +38,9 @@ struct QuantizedOps {
     // Rounds rows from `first` on of a weight of integers without zero points that has `rows`; `dtype` is the source's.
     void (*pack)(void* to, const void* from, int64_t first, Matrix source, int64_t rows, Rounding kept, int32_t dtype);
     // The same for integers from -8 or -128 on, or what four-bit floats are, row_stride apart, with scales and, or null, zero
-    // points [source.rows, groups] of two bytes.
-    void (*place)(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, int64_t first, Matrix source,
-                  int64_t rows, Rounding kept);
+    // points [source.rows, groups] of two bytes; `factors`, or null, are those of the rows whose scales are bytes.
+    void (*place)(void* to, const int8_t* codes, const void* scales, const uint16_t* zeros, const float* factors,
+                  int64_t first, Matrix source, int64_t rows, Rounding kept);
     // The rows `ids` of a weight [rows, width], plain.
     void (*unpack)(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width, int64_t rows,
                    Rounding kept, int32_t dtype);

@@ -76,7 +76,7 @@ bool agrees(const LinearOps& many, const LinearOps& alone) {
 }
 
 bool agrees(const QuantizedOps& many, const QuantizedOps& alone) {
-    for (const Rounding kept : {Rounding{kInt8, 32, false, kNoZeros}, Rounding{kInt4, 64, false, kNoZeros}}) {
+    for (const Rounding kept : {Rounding{kInt8, 32, kBFloat16Scales, kNoZeros}, Rounding{kInt4, 64, kBFloat16Scales, kNoZeros}}) {
         const std::vector<uint16_t> weight = numbers(kOut, 0);
         const int64_t groups = (kIn + kept.group - 1) / kept.group;
         std::vector<uint8_t> rounded((kOut + 15) / 16 * 16 * (groups * 2 + kIn * kept.code / 8));
