@@ -58,7 +58,7 @@ def sequences(backend: Any, kind: tuple[str, bool], reach: dict[str, Any], dtype
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
