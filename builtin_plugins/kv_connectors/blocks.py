@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
-from core.api import BlockKey, EngineConfig, KVLayout
+from core.api import BlockKey, EngineConfig, KVLayout, RecurrentState
 
 if TYPE_CHECKING:
     from core.contracts.kv_connectors import Block
@@ -77,6 +77,9 @@ def facts_of(
     return {
         "format": FORMAT,
         "dtype": model.dtype,
+        "kv_cache_dtype": sorted(
+            {group.spec.dtype for group in layout.groups if not isinstance(group.spec, RecurrentState)}
+        ),
         "quantization": model.quantization,
         "model_impl": model.model_impl,
         "hf_overrides": model.hf_overrides,

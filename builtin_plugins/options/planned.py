@@ -55,9 +55,7 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "pt_load_map_location": (str | Json, "cpu"),
         "max_parallel_loading_workers": (Number, None),
     },
-    "Quantized and scaled caches": {
-        "kv_cache_dtype": (str, "auto"),
-        "calculate_kv_scales": (bool, False),
+    "Caches that layers share, and groups of layers that do not": {
         "kv_sharing_fast_prefill": (bool, False),
         "disable_hybrid_kv_cache_manager": (bool | None, None),
     },

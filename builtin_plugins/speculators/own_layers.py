@@ -34,7 +34,7 @@ def _kept(layer: LayerKV, whose: str) -> FullAttention:
     if type(spec) in (FullAttention, LatentKeys):
         return spec  # type: ignore[return-value]
     if type(spec) is SlidingWindow:
-        return FullAttention(spec.kv_heads, spec.head_size, spec.dtype)
+        return FullAttention(spec.kv_heads, spec.head_size, spec.dtype, scaled=spec.scaled)
     raise ConfigError(
         f"{whose} has layers that keep other than keys and values ({type(spec).__name__}), which cannot guess here; "
         "choose one of attention alone."

@@ -18,7 +18,7 @@ from core.errors import ConfigError
 from core.kv.layout import NULL_BLOCKS
 from core.kv.reach import peak_blocks
 from core.nn.decoder import Decoder
-from core.nn.loading import read_model
+from core.nn.loading import check_cached, read_model
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.nn.quantization import plain_weights, quant_method
 from core.ops.table import OpTable
@@ -146,6 +146,7 @@ def _infos(
     for stage in range(parallel.pipeline_parallel_size):
         pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
         model = _build(resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline)
+        check_cached(model, config)
         tensors = _headers(config, source, registry) if headers is None else headers(source)
         if tensors is not None and isinstance(model, Decoder):  # other modules may look at what they load
             listed = list(tensors)
@@ -181,6 +182,8 @@ def _build(resolved: Resolved, registry: Registry, group: ParallelGroup, pipelin
         pipeline=pipeline,
         conv_state_dtype=config.cache.mamba_cache_dtype,
         state_dtype=config.cache.mamba_ssm_cache_dtype,
+        kv_dtype=config.cache.kv_cache_dtype,
+        kv_scaled=config.cache.calculate_kv_scales,
         plain=plain_weights(config, registry, facts),
     )
     if isinstance(spec, DecoderSpec):

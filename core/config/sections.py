@@ -107,6 +107,10 @@ class CacheConfig:
     """Reuse the cache of equal prompt beginnings."""
     prefix_caching_hash_algo: Literal["sha256"] = "sha256"
     """Hash of the prefix chain."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"] = "auto"
+    """What keys and values are cached as; auto: the model's dtype. fp8 is fp8_e4m3."""
+    calculate_kv_scales: bool = False
+    """Give each cached vector of fp8 a factor of its own, instead of the checkpoint's for a head or 1; int8 always has them."""
     mamba_block_size: Annotated[int, Within(1, MOST)] = 512
     """Tokens between two states of recurrent layers that prefix caching keeps."""
     mamba_cache_dtype: StateDtype = "auto"

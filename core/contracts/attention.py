@@ -42,7 +42,8 @@ class AttentionParams:
     kv_dtype: str | None = None
     """What the cache keeps where that is not the model's dtype."""
     key_scale: torch.Tensor | None = field(default=None, compare=False)
-    """[1] float32, 1 where the checkpoint states none: a cached key times this is the key. None: the backend takes none."""
+    """[kv_heads] float32, 1 where the checkpoint states none: a cached key times this is the key. None: the backend takes
+    none, or each vector has a factor of its own (`KVSpec.scaled`)."""
     value_scale: torch.Tensor | None = field(default=None, compare=False)
     causal: bool = True
     """False in a layer that attends to what an encoder made: every token sees all of it."""
@@ -88,7 +89,8 @@ class AttentionBackend(Protocol):
     argument; one per worker.
 
     Optional: `kv_dtypes`, names of dtypes beside the model's own in which it can cache; `kv_scales = True`, where it
-    reads `params.key_scale` and `value_scale`. A model that needs what is missing is refused by name.
+    reads `params.key_scale` and `value_scale`, and can keep factors behind vectors (`spec.row_size`). A model that needs
+    what is missing is refused by name.
     One that finds on the device what sequences with `AttentionInputs.slack` see has `device_lengths = True`.
     """
 

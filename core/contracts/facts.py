@@ -29,6 +29,7 @@ OF_ATTENTION: Final[Mapping[str, str]] = MappingProxyType(
         "sinks": "true where a layer has scores that give no value",
         "distance_bias": "true where a layer adds a bias by distance",
         "latent": "true where a layer keeps latents",
+        "kv_dtype": "what `--kv-cache-dtype` says: `auto` where keys and values are cached as the model computes them",
         "cross": "true where a layer attends to what an encoder made",
     }
 )

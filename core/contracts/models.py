@@ -68,6 +68,10 @@ class BuildContext:
     """What recurrent layers keep of the last tokens; auto: the model's dtype."""
     state_dtype: str = "auto"
     """What they keep of all tokens; auto: as `conv_state_dtype`, float32 where that is auto, too."""
+    kv_dtype: str = "auto"
+    """What attention caches, in the words of `--kv-cache-dtype`; auto: as `quant` says, or the model's dtype."""
+    kv_scaled: bool = False
+    """Cached vectors of eight bits have factors of their own, whatever the checkpoint states."""
     plain: QuantMethod | None = None
     """How the device keeps weights that `quant` leaves as they are; None: so they stay."""
 

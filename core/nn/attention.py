@@ -45,8 +45,9 @@ class Attention(nn.Module):
         self.head_size = spec.head_size
         self.spec = spec
         self._group, self._rotary, self._backend = group, rotary, context.attention
-        kept = CachedAs(spec.kv_dtype, names, layer, context, weights)
-        self.kv_spec = _kv_spec(spec, self.kv_heads, kept.dtype) if spec.causal else None
+        stored = {"k": f"{layer}.{names.qkv or names.k}", "v": f"{layer}.{names.qkv or names.v}"}
+        kept = CachedAs(spec.kv_dtype, stored, spec.kv_heads, context, weights)
+        self.kv_spec = _kv_spec(spec, self.kv_heads, kept) if spec.causal else None
         """What it caches; None: nothing."""
         self._full_attention = context.ops.full_attention
         self.relative: RelativeBias | None = None
@@ -236,12 +237,13 @@ def _kv_parts(kv_heads: int, ranks: int) -> int:
     return parts
 
 
-def _kv_spec(spec: AttentionSpec, kv_heads: int, dtype: str) -> KVSpec:
+def _kv_spec(spec: AttentionSpec, kv_heads: int, kept: CachedAs) -> KVSpec:
+    facts, scaled = (kv_heads, spec.head_size, kept.dtype), kept.scaled
     if spec.window is not None:
-        return SlidingWindow(kv_heads, spec.head_size, dtype, window=spec.window)
+        return SlidingWindow(*facts, scaled=scaled, window=spec.window)
     if spec.chunk is not None:
-        return ChunkedLocal(kv_heads, spec.head_size, dtype, chunk=spec.chunk)
-    return FullAttention(kv_heads, spec.head_size, dtype)
+        return ChunkedLocal(*facts, scaled=scaled, chunk=spec.chunk)
+    return FullAttention(*facts, scaled=scaled)
 
 
 def _ungrouped(spec: AttentionSpec) -> list[int]:

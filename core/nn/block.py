@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,10 @@ class Block(nn.Module):
         object.__setattr__(self, "source", other)  # it is no part of this module
         object.__setattr__(self.attention, "source", other.attention)
         other.attention.is_source = True
+        theirs = other.attention.params  # both write what is cached, and read what either wrote
+        self.attention.params = replace(
+            self.attention.params, key_scale=theirs.key_scale, value_scale=theirs.value_scale
+        )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> Halves:
         """Return the two halves of the stream after this layer."""

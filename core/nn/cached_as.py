@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -13,45 +14,74 @@ from core.nn.weights import WeightMap, fill
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.spec.names import WeightNames
+    from core.contracts.parallel import ParallelGroup
+
+MEANT: Final[Mapping[str, str]] = MappingProxyType(
+    {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+)
+"""Words of `--kv-cache-dtype` that are no dtype's name."""
+IN_BYTES: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 
 class CachedAs:
-    """What one layer's cache holds, by its spec, by the quantization method, and by the scales of the checkpoint."""
+    """What one layer's cache holds, by its spec, by who asked for it, and by the scales of the checkpoint."""
 
     def __init__(
-        self, dtype: str | None, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+        self, dtype: str | None, stored: Mapping[str, str], heads: int, context: BuildContext, weights: WeightMap
     ) -> None:
-        parts = {"k": names.qkv or names.k, "v": names.qkv or names.v}
-        prefix = f"{layer}.{parts['k'].rpartition('.')[0]}"
-        self.other_dtype = dtype or method_of(context.quant, "kv_dtype", prefix)
+        """`stored`: the checkpoint's prefix of what makes "k" and "v"; `heads`: the model's key-value heads, split over ranks.
+
+        Raises `ModelError` for what the attention backend does not cache.
+        """
+        prefix, own = stored["k"].rpartition(".")[0], str(context.dtype).removeprefix("torch.")
+        asked = None if context.kv_dtype == "auto" else MEANT.get(context.kv_dtype, context.kv_dtype)
+        other = asked or dtype or method_of(context.quant, "kv_dtype", prefix)
+        self.other_dtype = None if other == own else other
         """None: the model's own."""
-        self.dtype = self.other_dtype or str(context.dtype).removeprefix("torch.")
+        self.dtype = self.other_dtype or own
+        self.scaled = self.dtype in IN_BYTES and (context.kv_scaled or self.dtype == "int8")
+        """Each vector has a factor of its own: whole numbers of eight bits would lose small vectors beside large ones."""
         backend, self._name = context.attention, type(context.attention).__name__
+        self._num_heads, self._own = heads, _own_heads(heads, context.group)
         if backend is not None and self.other_dtype and self.other_dtype not in getattr(backend, "kv_dtypes", ()):
             raise ModelError(
                 f"{prefix} caches keys and values as {self.other_dtype}, which the attention backend {self._name} does not; "
-                "choose another with --attention-backend, or a checkpoint without it."
+                "choose another with --attention-backend or --kv-cache-dtype, or a checkpoint without it."
             )
         self.scales: dict[str, torch.Tensor] = {}
-        takes = getattr(backend, "kv_scales", False)
-        for part, stored in parts.items():
+        takes = getattr(backend, "kv_scales", False) and not self.scaled
+        for part, name in stored.items():
             if takes:
-                self.scales[part] = torch.ones(1)
-            fill_scale = self._filler(part, is_plan=backend is None)
-            for name in (f"{prefix}.{part}_scale", f"{prefix}.attn.{part}_scale", f"{layer}.{stored}.{part}_scale"):
-                weights.add_instead(name, None, fill_scale, of=())
+                self.scales[part] = torch.ones(len(self._own))
+            fill_scale = self._filler(part, needed=bool(self.other_dtype) and backend is not None and not self.scaled)
+            for place in (f"{prefix}.{part}_scale", f"{prefix}.attn.{part}_scale", f"{name}.{part}_scale"):
+                weights.add_instead(place, None, fill_scale, of=())
 
-    def _filler(self, part: str, *, is_plan: bool) -> Callable[[torch.Tensor], None]:
-        """Return who takes a factor: of keys and values that are cached as they are, nobody needs one."""
+    def _filler(self, part: str, *, needed: bool) -> Callable[[torch.Tensor], None]:
+        """Return who takes a factor, or one for each head of the model."""
 
         def take(tensor: torch.Tensor) -> None:
             if part in self.scales:
-                fill(self.scales[part], tensor.reshape(1))
-            elif self.other_dtype and not is_plan:
+                fill(self.scales[part], self._of_rank(tensor.flatten()))
+            elif needed:
                 raise ModelError(
                     f"is a factor of cached {'keys' if part == 'k' else 'values'}, which the attention backend {self._name} "
                     "does not take; choose another with --attention-backend, or a checkpoint without such factors."
                 )
 
         return take
+
+    def _of_rank(self, scales: torch.Tensor) -> torch.Tensor:
+        if len(scales) not in (1, self._num_heads):
+            raise ModelError(
+                f"has {len(scales)} factors; one is known, or one for each of {self._num_heads} key-value heads. Correct the "
+                "checkpoint."
+            )
+        return scales.expand(self._num_heads)[self._own.start : self._own.stop]
+
+
+def _own_heads(heads: int, group: ParallelGroup) -> range:
+    """Return the heads of this rank; with fewer of them than ranks, neighbours have the same."""
+    parts = min(heads, group.size)
+    first = group.rank * parts // group.size * (heads // parts)
+    return range(first, first + heads // parts)

@@ -13,6 +13,7 @@ from torch import nn
 
 from core.contracts import AttentionParams
 from core.nn.attention import growth
+from core.nn.cached_as import CachedAs
 from core.nn.linear import Linear, Slice
 from core.nn.norm import make_norm
 from core.nn.unpacked import Unpacked
@@ -59,8 +60,18 @@ class LatentAttention(nn.Module):
         self.adapter: HeadsAdapter | None = None
         self.spec, self.heads = spec, context.group.share(spec.heads, "num_attention_heads")
         self._group, self._rotary, self._backend = context.group, rotary, context.attention
-        self.kv_spec = LatentKeys(1, spec.head_size, str(context.dtype).removeprefix("torch."))
-        self.params = AttentionParams(self.heads, 1, spec.head_size, spec.scale, value_size=spec.rank)
+        stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
+        kept = CachedAs(None, stored, 1, context, weights)
+        self.kv_spec = LatentKeys(1, spec.head_size, kept.dtype, scaled=kept.scaled)
+        self.params = AttentionParams(
+            self.heads,
+            1,
+            spec.head_size,
+            spec.scale,
+            value_size=spec.rank,
+            kv_dtype=kept.other_dtype,
+            key_scale=kept.scales.get("k"),
+        )
         self.cache: torch.Tensor | None = None
         parts = [Slice("latent", spec.head_size, f"{layer}.{names.latent}")]
         self.query_norm: nn.Module | None = None

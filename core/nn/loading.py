@@ -20,6 +20,7 @@ from core.config import EngineConfig
 from core.contracts import AttentionBackend, BuildContext, Model, ModelSource, ModuleSpec, WeightLoader
 from core.contracts.scheduling import LoadedParts
 from core.errors import ModelError, did_you_mean
+from core.nn.cached_as import MEANT
 from core.nn.decoder import Decoder
 from core.nn.finite import checked
 from core.nn.parallel import ParallelGroup, Pipeline
@@ -27,6 +28,7 @@ from core.nn.quantization import plain_weights, quant_method
 from core.ops.table import OpTable
 from core.plugin import Registered, Registry
 from core.spec.decoder import DecoderSpec
+from core.spec.kv import RecurrentState
 from core.spec.latent import LatentAttentionSpec
 
 log = logging.getLogger(__name__)
@@ -68,9 +70,12 @@ def load_model(
             pipeline=pipeline,
             conv_state_dtype=config.cache.mamba_cache_dtype,
             state_dtype=config.cache.mamba_ssm_cache_dtype,
+            kv_dtype=config.cache.kv_cache_dtype,
+            kv_scaled=config.cache.calculate_kv_scales,
             plain=plain_weights(config, registry, known),
         )
         model = _build(spec, context)
+        check_cached(model, config)
         loader = weight_loader(config, source, registry)
         _expect(loader, model)
         tensors = checked(_shown(loader, config.load.use_tqdm_on_load), loader, source.path or source.name)
@@ -207,6 +212,16 @@ def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
         ) from error
 
 
+def check_cached(model: Model, config: EngineConfig) -> None:
+    """Raise `ModelError` where keys and values are to be cached in a dtype, and no layer does so."""
+    asked = config.cache.kv_cache_dtype
+    dtypes = {layer.spec.dtype for layer in model.kv_layers if not isinstance(layer.spec, RecurrentState)}
+    if dtypes and asked != "auto" and MEANT.get(asked, asked) not in dtypes:
+        raise ModelError(
+            f"--kv-cache-dtype {asked}: none of its layers caches so, they keep {', '.join(sorted(dtypes))}; leave it out."
+        )
+
+
 def weight_loader(config: EngineConfig, source: ModelSource, registry: Registry) -> WeightLoader:
     """Return the loader of `--load-format`, or of the source."""
     wanted = config.load.load_format
@@ -244,10 +259,11 @@ def _as_block(source: ModelSource) -> Iterator[None]:
         raise ModelError(f"cannot serve {source.name}\n  {error}\n  model: {where}") from error
 
 
-def attention_facts(spec: Any) -> dict[str, Any]:
+def attention_facts(spec: Any, config: EngineConfig) -> dict[str, Any]:
     """Return what an attention backend must be able to do for this model."""
+    kept = {"kv_dtype": config.cache.kv_cache_dtype}
     if not isinstance(spec, DecoderSpec):
-        return {}
+        return kept
     layers = [layer.attention for layer in spec.layers if layer.attention is not None]
     own = [layer for layer in layers if layer.causal]  # others keep nothing, and attend without us
 
@@ -255,6 +271,7 @@ def attention_facts(spec: Any) -> dict[str, Any]:
         return any(getattr(layer, name, None) for layer in own)
 
     return {
+        **kept,
         **{name: has(name) for name in ("window", "chunk", "softcap", "alibi", "sinks")},
         "distance_bias": has("relative"),
         "head_size": sorted({layer.head_size for layer in own}),

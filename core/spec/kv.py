@@ -13,6 +13,8 @@ from typing import Final
 import msgspec
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
+SCALE_BYTES: Final = 4
+"""Of a float32 behind a vector."""
 STATE_ALIGNMENT: Final = 16
 
 
@@ -24,6 +26,13 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
     dtype: str
     block_size: int | None = None
     """Tokens per block; None takes the configured size."""
+    scaled: bool = False
+    """Each vector has a factor of its own behind it, a float32; the dtype has one byte then."""
+
+    @property
+    def row_size(self) -> int:
+        """Elements of `dtype` that a vector takes, its factor included."""
+        return self.head_size + (SCALE_BYTES if self.scaled else 0)
 
     @property
     def vectors(self) -> int:
@@ -33,7 +42,7 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
     @property
     def token_bytes(self) -> int:
         """Bytes one token takes in one layer."""
-        return self.vectors * self.kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        return self.vectors * self.kv_heads * self.row_size * DTYPE_BYTES[self.dtype]
 
     def page_bytes(self, block_size: int) -> int:
         """Bytes one block takes in one layer."""

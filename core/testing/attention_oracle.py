@@ -7,8 +7,9 @@ shows it.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -67,16 +68,23 @@ class PagedSequences:
         max_len: int = 64,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        spec: KVSpec | None = None,
+        kept: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = lambda key, value: (
+            key,
+            value,
+        ),
     ) -> None:
+        """`spec`: of a cache of another dtype than the queries; `kept`: what it makes of keys and values."""
         self.backend, self.params, self.block_size, self.dtype = backend, params, block_size, dtype
         self._random = torch.Generator().manual_seed(seed)
-        self._spec = _spec(params, dtype)
+        self._spec, self._kept = spec or _spec(params, dtype), kept
         per_sequence = -(-max_len // block_size)
         blocks = list(range(1, 1 + per_sequence * num_sequences))  # block 0 stays NaN
         random.Random(seed).shuffle(blocks)
         self._blocks = [blocks[i * per_sequence : (i + 1) * per_sequence] for i in range(num_sequences)]
         shape = backend.cache_shape(self._spec, len(blocks) + 1, block_size)
-        self.cache = torch.full(shape, float("nan"), dtype=dtype)
+        cached: torch.dtype = getattr(torch, self._spec.dtype)  # whose numbers are none where all bits are set
+        self.cache = torch.full((math.prod(shape) * cached.itemsize,), 255, dtype=torch.uint8).view(cached).view(shape)
         empty = torch.empty(0, params.kv_heads, params.head_size, dtype=dtype)
         self._keys, self._values = [empty] * num_sequences, [empty[..., : params.value_size]] * num_sequences
 
@@ -103,8 +111,9 @@ class PagedSequences:
             keys.append(self._draw(count, self.params.kv_heads))
             own = keys[-1] if self.params.value_size is not None else self._draw(count, self.params.kv_heads)
             values.append(own[..., : self.params.value_size])
-            self._keys[sequence] = torch.cat([self._keys[sequence], keys[-1]])
-            self._values[sequence] = torch.cat([self._values[sequence], values[-1]])
+            key, value = self._kept(keys[-1], own)
+            self._keys[sequence] = torch.cat([self._keys[sequence], key])
+            self._values[sequence] = torch.cat([self._values[sequence], value[..., : self.params.value_size]])
         tables = [self._table(sequence, start) for sequence, start in zip(counts, starts, strict=True)]
         inputs = AttentionInputs(
             query_starts=query_starts,

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, TypeVar, cast
 
 import torch
@@ -90,7 +90,7 @@ class Worker:
             self._stream = platform.stream()
         elif self.depth > 1:
             self._stream = Beside()
-        facts = {**platform.facts(), "dtype": config.model.dtype, **attention_facts(self._spec)}
+        facts = {**platform.facts(), "dtype": config.model.dtype, **attention_facts(self._spec, config)}
         backend = registry.choose("attention_backends", config.attention.attention_backend, facts)
         self._backend: AttentionBackend = construct(registry.load(backend), config)
         self._in_order(self._load)
@@ -161,11 +161,8 @@ class Worker:
         self._forward = times_of(self._registry).timed(self._registry.in_use("models")[0].plugin.name, forward)
 
         def parts_of(name: str) -> WorkerParts:
-            first = len(self.model.kv_layers)
-            for other, layers in self._added.items():
-                if other == name:
-                    break
-                first += len(layers)
+            before = takewhile(lambda other: other != name, self._added)
+            first = len(self.model.kv_layers) + sum(len(self._added[other]) for other in before)
             mine = caches[first : first + len(self._added.get(name, ()))]
             where = self._group, self._pipeline, device, lambda data: self.told(name, data), partial(wrap, sizes=())
             return WorkerParts(config, self.model, batch, layout, memory, mine, first, *where)

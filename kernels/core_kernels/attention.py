@@ -16,6 +16,10 @@ Tensor = torch.Tensor
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
+KEPT: Final = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
+"""Dtypes of caches that are not those of keys and values."""
+
+
 class _PagedAttention(ctypes.Structure):
     """`PagedAttention` of cpu/attention.h."""
 
@@ -30,6 +34,8 @@ class _PagedAttention(ctypes.Structure):
         *((name, _I32) for name in ("causal", "dtype")),
         *((name, _PTR) for name in ("order", "shared")),
         ("value_size", _I64),
+        *((name, _PTR) for name in ("key_scale", "value_scale")),
+        ("kept", _I64),
     )
 
 
@@ -82,20 +88,26 @@ class AttentionStep:
         sinks: Tensor | None = None,
         causal: bool = True,
         value_size: int | None = None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> Tensor:
         """Write keys and values to the cache; return attention [tokens, heads, size of a value].
 
-        query [tokens, heads, head_size], key and value [slots, kv_heads, head_size], cache: all of one dtype. `alibi` and
-        `sinks` [heads] are float32. With `value_size`, values are the keys' first so many elements, and only keys are cached.
+        query [tokens, heads, head_size], key and value [slots, kv_heads, head_size], cache: all of one dtype, but the cache
+        may be of one of `KEPT`: with `key_scale` and `value_scale` [kv_heads], or a factor behind each vector. These, `alibi`
+        and `sinks` [heads] are float32. With `value_size`, values are the keys' first so many elements, and only keys are
+        cached.
         """
         tokens, heads, size = query.shape
         query, key, value = (x if x.stride(2) == 1 or size == 1 else x.contiguous() for x in (query, key, value))
         out = query.new_empty(tokens, heads, value_size or size)
         step = self.facts
         step.out, step.query, step.key, step.value = out.data_ptr(), query.data_ptr(), key.data_ptr(), value.data_ptr()
-        step.cache, step.dtype = cache.data_ptr(), DTYPES[cache.dtype]
+        step.cache, step.dtype, step.kept = cache.data_ptr(), DTYPES[query.dtype], KEPT.get(cache.dtype, 0)
         step.alibi = None if alibi is None else alibi.data_ptr()
         step.sinks = None if sinks is None else sinks.data_ptr()
+        step.key_scale = None if key_scale is None else key_scale.data_ptr()
+        step.value_scale = None if value_scale is None else value_scale.data_ptr()
         step.heads, step.kv_heads, step.head_size = heads, key.shape[1], size
         step.query_token, step.query_head = query.stride(0), query.stride(1)
         step.key_token, step.key_head = key.stride(0), key.stride(1)

@@ -14,6 +14,7 @@ from core import api
 from core.cli.reference.attributes import attributes_of
 from core.cli.reference.glossary import GLOSSARY
 from core.cli.reference.types import ROOMS, meaning, modules_of, public_of
+from core.config import EngineConfig
 from core.contracts.facts import FACTS, OF_ATTENTION, OF_PLATFORMS
 from core.nn.loading import attention_facts
 from core.plugin import load_plan, make_plan
@@ -60,6 +61,6 @@ def test_the_facts_listed_are_those_the_code_states(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     registry = load_plan(make_plan())
     llama = registry.load(registry.choose("models", "LlamaForCausalLM"))(tiny_config("LlamaForCausalLM"))
-    assert set(attention_facts(llama)) == set(OF_ATTENTION)
+    assert set(attention_facts(llama, EngineConfig())) == set(OF_ATTENTION)
     assert {*CpuPlatform().facts(), *CudaPlatform().facts()} == set(OF_PLATFORMS)
     assert set(FACTS["attention_backends"]) == {*OF_PLATFORMS, "dtype", *OF_ATTENTION}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from core_kernels.attention import AttentionStep
+from core_kernels.attention import KEPT, AttentionStep
 from core_kernels.library import load_library
 
+from builtin_plugins.attention_backends.common.narrow import KV_DTYPES
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.api import AttentionBackend, AttentionInputs, AttentionParams, KVSpec
 
@@ -23,13 +24,15 @@ class PagedAttention:
 
     graph_support = "none"
     device_lengths = True
+    kv_dtypes = KV_DTYPES
+    kv_scales = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [num_blocks, kv_heads, vectors, block_size, head_size]."""
-        return (num_blocks, spec.kv_heads, spec.vectors, block_size, spec.head_size)
+        """Return [num_blocks, kv_heads, vectors, block_size, row_size]."""
+        return (num_blocks, spec.kv_heads, spec.vectors, block_size, spec.row_size)
 
     def prepare(self, inputs: AttentionInputs) -> AttentionStep:
         """Return the step as the library reads it."""
@@ -51,10 +54,11 @@ class PagedAttention:
     ) -> torch.Tensor:
         """Write keys and values, then compute all tokens."""
         sinks = params.sinks
+        dtype = query.dtype if cache.dtype in KEPT else cache.dtype
         out = plan.attend(
-            query.to(cache.dtype),
-            key.to(cache.dtype),
-            value.to(cache.dtype),
+            query.to(dtype),
+            key.to(dtype),
+            value.to(dtype),
             cache,
             scale=params.scale,
             window=params.window,
@@ -64,5 +68,7 @@ class PagedAttention:
             sinks=sinks if sinks is None or sinks.dtype is torch.float32 else sinks.float(),
             causal=params.causal,
             value_size=params.value_size,
+            key_scale=params.key_scale,
+            value_scale=params.value_scale,
         )
         return out.to(query.dtype)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from builtin_plugins.attention_backends.common.narrow import KV_DTYPES, for_cache, from_cache, movable
 from core.api import AttentionInputs, AttentionParams, KVSpec
 
 
 class ReferenceAttention:
-    """Keys and values of a block are stored as [vectors, block_size, kv_heads, head_size]."""
+    """Keys and values of a block are stored as [vectors, block_size, kv_heads, row_size]."""
 
     graph_support = "none"
+    kv_dtypes = KV_DTYPES
+    kv_scales = True
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [num_blocks, vectors, block_size, kv_heads, head_size]."""
-        return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
+        """Return [num_blocks, vectors, block_size, kv_heads, row_size]."""
+        return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.row_size)
 
     def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
         """Nothing needs planning."""
@@ -31,16 +34,17 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         """Write keys and values, then let each sequence look at what it may see."""
         blocks, offsets = plan.slots // plan.block_size, plan.slots % plan.block_size
-        cache[blocks, 0, offsets] = key
-        if params.value_size is None:
-            cache[blocks, 1, offsets] = value
+        own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
+        stored = movable(cache)
+        stored[blocks, :, offsets] = for_cache(params, own, cache)
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for i, kv_len in enumerate(plan.kv_lens):
             start, end = plan.query_starts[i], plan.query_starts[i + 1]
             first = _first_visible(params, kv_len - (end - start)) // plan.block_size if params.causal else 0
             table = plan.block_table[i, first : -(-kv_len // plan.block_size)]
-            keys = cache[table, 0].flatten(0, 1)
-            values = cache[table, -1].flatten(0, 1)[..., : params.value_size]
+            rows = stored[table].transpose(1, 2).flatten(0, 1)  # [tokens, vectors, kv_heads, row_size]
+            read = from_cache(params, rows, cache, query.dtype)
+            keys, values = read[:, 0], read[:, -1, :, : params.value_size]
             seen = kv_len - first * plan.block_size
             positions = torch.arange(kv_len - (end - start), kv_len, device=query.device)
             out[start:end] = _attend(

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from builtin_plugins.attention_backends.common.narrow import KV_DTYPES, for_cache, from_cache, movable
 from builtin_plugins.attention_backends.torch_sdpa.plan import Bucket, Piece, Reach, StepPlan
 from core.api import AttentionInputs, AttentionParams, KVSpec
 
@@ -15,7 +16,7 @@ HELD_SCORES: Final = 1 << 24
 
 
 class TorchAttention:
-    """A slot holds its key, then its value: [num_blocks, block_size, vectors, kv_heads, head_size].
+    """A slot holds its key, then its value: [num_blocks, block_size, vectors, kv_heads, row_size].
 
     Query heads of one key-value head are queries of their own, or a stride of zero; keys are never repeated. Where
     values are parts of keys, whole keys are summed, because fused kernels want one size; the answer is cut at the end.
@@ -23,10 +24,12 @@ class TorchAttention:
 
     graph_support = "none"
     device_lengths = True
+    kv_dtypes = KV_DTYPES
+    kv_scales = True
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [num_blocks, block_size, vectors, kv_heads, head_size]."""
-        return (num_blocks, block_size, spec.vectors, spec.kv_heads, spec.head_size)
+        """Return [num_blocks, block_size, vectors, kv_heads, row_size]."""
+        return (num_blocks, block_size, spec.vectors, spec.kv_heads, spec.row_size)
 
     def prepare(self, inputs: AttentionInputs) -> StepPlan:
         """Return a plan that layers share."""
@@ -42,14 +45,17 @@ class TorchAttention:
         plan: StepPlan,
     ) -> torch.Tensor:
         """Write keys and values, then compute bucket by bucket and piece by piece."""
-        flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, head_size]
-        if params.value_size is None:
-            flat[plan.slots] = torch.stack((key, value), dim=1)
-        else:
-            flat[plan.slots], value = key[:, None], key
+        flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, row_size]
+        own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
+        rows = for_cache(params, own, cache)
+        movable(flat)[plan.slots] = rows
+        if params.kv_dtype is not None:  # what a token sees does not depend on how its prompt was cut into steps
+            own = from_cache(params, rows, cache, query.dtype)
+        key, value = own[:, 0], own[:, -1]
         by_distance = params.distance_bias is not None
         held = 0 if _is_plain(params) and not by_distance else HELD_SCORES // params.heads
-        buckets, pieces = plan.view(Reach(params.window, params.chunk, params.causal, by_distance), held)
+        reach = Reach(params.window, params.chunk, params.causal, by_distance)
+        buckets, pieces = plan.view(reach, held, query.dtype)
         if len(buckets) == 1 and buckets[0].tokens is None:
             return _decode(params, query, flat, buckets[0])[..., : params.value_size]
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -60,10 +66,16 @@ class TorchAttention:
         return out[..., : params.value_size]
 
 
+def _read(params: AttentionParams, flat: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return keys and values [n, vectors, kv_heads, head_size] as they were computed, but for what rounding took."""
+    return from_cache(params, movable(flat).index_select(0, slots), flat, dtype)
+
+
 def _decode(params: AttentionParams, query: torch.Tensor, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     """Return [n, heads, head_size] for one query per sequence."""
     grouped = query.reshape(-1, params.kv_heads, params.heads // params.kv_heads, params.head_size)
-    pages = flat.index_select(0, bucket.slots).view(len(grouped), bucket.length, *flat.shape[1:])
+    read = _read(params, flat, bucket.slots, query.dtype)
+    pages = read.view(len(grouped), bucket.length, *read.shape[1:])
     parts = pages.permute(2, 0, 3, 1, 4)  # [vectors, n, kv_heads, length, head_size]
     heads = (params.kv_heads, params.heads // params.kv_heads, 1)  # the last but one are the queries here
     mask = bucket.mask
@@ -86,7 +98,7 @@ def _prefill(
     if piece.slots is None:
         key, value = key[piece.start : piece.end], value[piece.start : piece.end]
     else:
-        parts = flat.index_select(0, piece.slots)
+        parts = _read(params, flat, piece.slots, query.dtype)
         key, value = parts[:, 0], parts[:, -1]
     per_kv = params.heads // params.kv_heads
     shape = (piece.end - piece.start, params.kv_heads, per_kv, params.head_size)

@@ -103,15 +103,19 @@ class StepPlan:
     def __init__(self, inputs: AttentionInputs) -> None:
         self.slots = inputs.slots
         self._inputs = inputs
-        self._dtype: torch.dtype = getattr(torch, inputs.spec.dtype)
+        self._dtype: torch.dtype
         self._lens = np.asarray(inputs.kv_lens, dtype=np.int64)
         places = np.asarray(inputs.query_starts, dtype=np.int64)
         self._places, self._counts = places[:-1], places[1:] - places[:-1]
         self._unsure = inputs.slack is not None
         self._views: dict[tuple[Reach, int], tuple[list[Bucket], list[Piece]]] = {}
 
-    def view(self, reach: Reach, score_elements: int) -> tuple[list[Bucket], list[Piece]]:
-        """Return what layers of this reach compute; a piece without causal kernel has so many scores per head."""
+    def view(self, reach: Reach, score_elements: int, dtype: torch.dtype) -> tuple[list[Bucket], list[Piece]]:
+        """Return what layers of this reach compute; a piece without causal kernel has so many scores per head.
+
+        Masks are of `dtype`, the queries'.
+        """
+        self._dtype = dtype
         view = self._views.get((reach, score_elements))
         if view is None:
             view = self._views[reach, score_elements] = (self._buckets(reach), self._pieces(reach, score_elements))

@@ -6,11 +6,14 @@
 
 #include "../row_ops.h"
 
+// What the numbers of a cache are, where they are not those of keys and values.
+constexpr int64_t kKeptInt8 = 1, kKeptE4M3 = 2, kKeptE5M2 = 3;
+
 // One layer in one step; the C ABI's. Strides in elements; of query, key and value the last dimension is contiguous.
 //
 // A block of the cache holds, for each head of keys, `block_size` keys, then as many values, unless keys begin with their
 // values. Where sixteen divides block_size and head_size both lie in units (tiles.h): keys as tiles of sixteen keys, values
-// as rows of units, one for as many neighbouring keys as a unit has numbers. Else both lie as plain rows.
+// as rows of units, one for as many neighbouring keys as a unit has numbers. Else both lie as plain rows; those of eight bits as narrow.h says.
 struct PagedAttention {
     void* out;  // [tokens, heads, size of a value], contiguous
     const void* query;
@@ -32,6 +35,9 @@ struct PagedAttention {
     const int64_t* order;   // [sequences]: their numbers, those that begin with the same blocks side by side
     const int64_t* shared;  // [sequences]: positions in the same blocks as those of the next in that order
     int64_t value_size;     // values are the keys' first so many numbers, and only keys are cached; 0: of their own
+    const float* key_scale;    // [kv_heads], of a cache of eight bits; null: each row has its own behind it
+    const float* value_scale;
+    int64_t kept;  // 0: keys and values as they are
 };
 
 // A layer's facts with the sequences of another step.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "narrow.h"
 #include "tiles.h"
 #include "turn.h"
 
@@ -13,7 +14,9 @@ inline T* keys_of(const PagedAttention& a, int64_t block, int64_t head) {
     return static_cast<T*>(a.cache) + (block * a.kv_heads + head) * (a.value_size ? 1 : 2) * a.block_size * a.head_size;
 }
 
-inline bool lies_in_units(const PagedAttention& a) { return a.block_size % kLanes == 0 && a.head_size % kLanes == 0; }
+inline bool lies_in_units(const PagedAttention& a) {
+    return !a.kept && a.block_size % kLanes == 0 && a.head_size % kLanes == 0;
+}
 
 // How many of the slots from number i on follow each other, `most` at most.
 inline int64_t neighbours(const PagedAttention& a, int64_t i, int64_t most) {
@@ -94,6 +97,7 @@ private:
 
 template <typename T>
 void write_head(const PagedAttention& a, int64_t head) {
+    if (a.kept) return write_narrow<T>(a, head);
     if (lies_in_units(a)) return UnitWriter<T>{a, head}.write();
     for (int64_t i = 0; i < a.num_slots; ++i) {
         T* keys = keys_of<T>(a, a.slots[i] / a.block_size, head) + a.slots[i] % a.block_size * a.head_size;

@@ -24,7 +24,7 @@ struct Piece {
     bool in_place;          // it is read where the cache has it
 };
 
-// Finds pieces; copies what does not lie in units, and turns keys that begin with their values. One per thread: a piece
+// Finds pieces; copies what does not lie in units, widens what has eight bits, and turns keys that begin with their values. One per thread: a piece
 // is there until the next is asked for.
 template <typename T>
 class Reader {
@@ -35,6 +35,7 @@ public:
           across_(in_tiles(a.value_size ? a.value_size : a.head_size)),
           keys_(units_ ? nullptr : make_buffer<T>(kPanel * key_across_)),
           values_(units_ && !a.value_size ? nullptr : make_buffer<T>(kPanel * across_)),
+          row_(a.kept ? make_buffer<T>(key_across_) : nullptr),
           last_(kTiled<T> ? make_buffer<T>(kLanes * across_) : nullptr) {}
 
     // Of the positions [at, at + 64) those in [first, end) are seen.
@@ -113,6 +114,10 @@ private:
             piece.keys[t] = keys + t * kLanes * key_across_;
             piece.values[t] = values + t * kLanes * across_;
         }
+        if (a.kept) {
+            with_kind(a, [&](auto kind) { widen<decltype(kind)>(a, table, head, first, piece.position, piece.end); });
+            return;
+        }
         for (int64_t place = first > piece.position ? first : piece.position; place < piece.end; ++place) {
             const int64_t i = place - piece.position, offset = place % a.block_size;
             const T* block = keys_of<T>(a, table[place / a.block_size], head);
@@ -125,9 +130,24 @@ private:
         }
     }
 
+    template <typename Kind>
+    void widen(const PagedAttention& a, const int32_t* table, int64_t head, int64_t first, int64_t at, int64_t end) {
+        constexpr int64_t each = Units<T>::kNumbers;
+        for (int64_t place = first > at ? first : at; place < end; ++place) {
+            const int64_t i = place - at, block = table[place / a.block_size], offset = place % a.block_size;
+            T *row = row_.get(), *tile = keys_.get() + i / kLanes * kLanes * key_across_ + i % kLanes * each;
+            widen_row<Kind>(row, narrow_row(a, block, offset, head, 0), a.head_size, known_scale(a, head, 0));
+            for (int64_t n = 0; n < a.head_size; n += each) std::memcpy(tile + n * kLanes, row + n, each * sizeof(T));
+            if (a.value_size) continue;
+            T* values = values_.get() + i / each * each * across_ + i % each;
+            widen_row<Kind>(row, narrow_row(a, block, offset, head, 1), a.head_size, known_scale(a, head, 1));
+            for (int64_t n = 0; n < a.head_size; ++n) values[n * each] = row[n];
+        }
+    }
+
     const bool units_;
     const int64_t key_across_, across_;
-    const Buffer<T> keys_, values_, last_;
+    const Buffer<T> keys_, values_, row_, last_;
 };
 
 }  // namespace

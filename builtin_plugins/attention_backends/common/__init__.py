@@ -1,0 +1,1 @@
+"""What several attention backends do alike."""
