@@ -67,9 +67,10 @@ def test_what_the_model_says_is_near_to_what_it_says_with_a_full_cache(architect
         far[kind] = fmean(abs(a - b) for a, b in zip(full, own, strict=True))
         bytes_of[kind] = sum(pool.block_bytes for pool in llm.core.scheduler.kv.layout.pools)
         llm.shutdown()
-    # Twice as far with each bit less, of 7 behind the sign, 3 and 2; random weights double it again.
-    assert 0 < far["int8"] < 0.05, far
-    assert far["int8"] < far["fp8"] < far["fp8_e5m2"] < 0.6, far
+    # Rounding says what lies between them: a bit less behind the point is twice as far. How far depends on the random weights.
+    assert 1.5 < far["fp8_e5m2"] / far["fp8"] < 2.5, far
+    assert 0 < far["int8"] < far["fp8"] / 2, far
+    assert far["int8"] < 0.1, far
     assert bytes_of["fp8"] * 4 == bytes_of["fp8_e5m2"] * 4 == bytes_of["auto"]
     assert bytes_of["fp8"] < bytes_of["int8"] < bytes_of["auto"] // 2
 
