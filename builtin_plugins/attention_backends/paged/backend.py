@@ -23,6 +23,7 @@ class PagedAttention:
 
     graph_support = "none"
     device_lengths = True
+    slot_tokens = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -36,9 +37,8 @@ class PagedAttention:
         lengths = inputs.kv_lens
         if inputs.slack is not None and inputs.lengths is not None:
             lengths = inputs.lengths.tolist()  # on a CPU they are known when the step runs
-        return AttentionStep(
-            self._library, inputs.query_starts, lengths, inputs.block_table, inputs.slots, inputs.block_size
-        )
+        where = inputs.block_table, inputs.slots, inputs.block_size, inputs.slot_tokens
+        return AttentionStep(self._library, inputs.query_starts, lengths, *where)
 
     def attend(
         self,

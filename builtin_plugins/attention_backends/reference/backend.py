@@ -11,6 +11,7 @@ class ReferenceAttention:
     """Keys and values of a block are stored as [vectors, block_size, kv_heads, head_size]."""
 
     graph_support = "none"
+    slot_tokens = True
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return [num_blocks, vectors, block_size, kv_heads, head_size]."""
@@ -31,9 +32,10 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         """Write keys and values, then let each sequence look at what it may see."""
         blocks, offsets = plan.slots // plan.block_size, plan.slots % plan.block_size
-        cache[blocks, 0, offsets] = key
+        written = slice(None) if plan.slot_tokens is None else plan.slot_tokens
+        cache[blocks, 0, offsets] = key[written]
         if params.value_size is None:
-            cache[blocks, 1, offsets] = value
+            cache[blocks, 1, offsets] = value[written]
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for i, kv_len in enumerate(plan.kv_lens):
             start, end = plan.query_starts[i], plan.query_starts[i + 1]

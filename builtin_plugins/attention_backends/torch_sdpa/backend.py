@@ -23,6 +23,7 @@ class TorchAttention:
 
     graph_support = "none"
     device_lengths = True
+    slot_tokens = True
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return [num_blocks, block_size, vectors, kv_heads, head_size]."""
@@ -43,10 +44,9 @@ class TorchAttention:
     ) -> torch.Tensor:
         """Write keys and values, then compute bucket by bucket and piece by piece."""
         flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, head_size]
-        if params.value_size is None:
-            flat[plan.slots] = torch.stack((key, value), dim=1)
-        else:
-            flat[plan.slots], value = key[:, None], key
+        kept = torch.stack((key, value), dim=1) if params.value_size is None else key[:, None]
+        flat[plan.slots] = kept if plan.slot_tokens is None else kept[plan.slot_tokens]
+        value = value if params.value_size is None else key
         by_distance = params.distance_bias is not None
         held = 0 if _is_plain(params) and not by_distance else HELD_SCORES // params.heads
         buckets, pieces = plan.view(Reach(params.window, params.chunk, params.causal, by_distance), held)
