@@ -14,13 +14,13 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 
 import core
-from core.cli.plugins.releases import Names, is_public, public_names, released
+from core.cli.plugins.releases import BUILTINS, Names, is_public, public_names, released
 from core.deprecated import DEPRECATIONS, Deprecation
 from core.errors import ConfigError
 from core.plugin import PluginRef, make_plan
 from core.plugin.discovery import module_file
 
-PRIVATE: Final = ("core", "builtin_plugins", "core_kernels")
+PRIVATE: Final = ("core", BUILTINS, "core_kernels")
 """Packages of the engine's: what of them is not public may change with every release."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,12 +13,16 @@ from packaging.version import Version
 
 import core
 from core.errors import ConfigError
+from core.plugin.discovery import module_file
 
 FOLDER: Final = Path(__file__).parent / "released"
 """A file for each minor version, `0.1.json`: it is written anew until the next one begins, and then never again."""
 PUBLIC: Final = ("core", "core.api")
 ROOMS: Final = ("core.nn", "core.ops", "core.testing")
 """Packages all of whose modules are public."""
+BUILTINS: Final = "builtin_plugins"
+_OF_A_KIND: Final = re.compile(rf"{BUILTINS}\.\w+\.api")
+"""What the builtins of a kind promise to others of the kind: `builtin_plugins.KIND.api`."""
 
 Names = Mapping[str, Sequence[str]]
 """By public module, what can be imported from it."""
@@ -25,7 +30,8 @@ Names = Mapping[str, Sequence[str]]
 
 def is_public(module: str) -> bool:
     """Say whether plugins may import from a module of the engine's."""
-    return module in PUBLIC or module.startswith(tuple(f"{room}." for room in ROOMS)) or module in ROOMS
+    in_a_room = module in ROOMS or module.startswith(tuple(f"{room}." for room in ROOMS))
+    return module in PUBLIC or in_a_room or _OF_A_KIND.fullmatch(module) is not None
 
 
 def public_names() -> Names:
@@ -34,7 +40,11 @@ def public_names() -> Names:
     files = [root / "__init__.py", root / "api.py"]
     for room in ROOMS:
         files += sorted((root / room.removeprefix("core.")).rglob("*.py"))
-    return {_dotted(file, root): sorted(_names(ast.parse(file.read_text(encoding="utf-8")))) for file in files}
+    found = {_dotted(file, root): file for file in files}
+    builtins = module_file(BUILTINS)
+    if builtins is not None:
+        found |= {_dotted(file, builtins.parent): file for file in sorted(builtins.parent.glob("*/api.py"))}
+    return {name: sorted(_names(ast.parse(file.read_text(encoding="utf-8")))) for name, file in found.items()}
 
 
 def released(version: Version) -> Names:

@@ -10,8 +10,7 @@ from typing import Any, Final
 import torch
 from bitsandbytes import functional
 
-from builtin_plugins.quant_methods.bitsandbytes.format import USUAL_BLOCK, EightBitFormat, FourBitFormat
-from builtin_plugins.quant_methods.bitsandbytes.method import BitsAndBytes
+from builtin_plugins.quant_methods.api import USUAL_BLOCK, BitsAndBytes, EightBitFormat, FourBitFormat
 from core.api import EngineConfig, Part
 from core.nn.weights import refuse_integers
 from core.quantization.formats import StoredFormat

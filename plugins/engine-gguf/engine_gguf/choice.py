@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from builtin_plugins.model_sources.huggingface.hub import download, is_hub_id
+from builtin_plugins.model_sources.api import download, is_hub_id
 from core.api import EngineConfig, ModelError
 
 _TYPED: Final = re.compile(r"(.+):((?:UD-)?(?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*)", re.IGNORECASE)

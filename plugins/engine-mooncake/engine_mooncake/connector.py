@@ -7,14 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builtin_plugins.kv_connectors.settings import EXTRA, FLAG
-from builtin_plugins.kv_connectors.tcp.connector import Settings
-from builtin_plugins.kv_connectors.tcp.wired import Wired
+from builtin_plugins.kv_connectors.api import EXTRA, FLAG, Wired, WiredSettings
 from core.api import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class MooncakeSettings(Settings):
+class MooncakeSettings(WiredSettings):
     """The connector's own."""
 
     protocol: Literal["rdma", "tcp"] = "rdma"

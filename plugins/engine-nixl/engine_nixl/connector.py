@@ -11,16 +11,14 @@ from typing import Any, Final
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
 
-from builtin_plugins.kv_connectors.settings import EXTRA, FLAG
-from builtin_plugins.kv_connectors.tcp.connector import Settings
-from builtin_plugins.kv_connectors.tcp.wired import Wired
+from builtin_plugins.kv_connectors.api import EXTRA, FLAG, Wired, WiredSettings
 from core.api import ConfigError
 
 POLL_S: Final = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
-class NixlSettings(Settings):
+class NixlSettings(WiredSettings):
     """The connector's own; names as in vLLM where it has any."""
 
     backends: list[str] = field(default_factory=lambda: ["UCX"])

@@ -13,9 +13,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
-from builtin_plugins.kv_connectors.bounded import BoundedDirectory
-from builtin_plugins.kv_connectors.eviction import Name
-from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
+from builtin_plugins.kv_connectors.api import EXTRA, FLAG, BoundedDirectory, Name, read_extra
 from core.api import ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
 from engine_object_store.store import Objects
 

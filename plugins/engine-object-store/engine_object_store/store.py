@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import obstore
 
-from builtin_plugins.kv_connectors.names import MAGIC, SEAL_BYTES, key_of, path_of
-from builtin_plugins.kv_connectors.offload import parts_of
+from builtin_plugins.kv_connectors.api import MAGIC, SEAL_BYTES, key_of, parts_of, path_of
 from core.api import BlockKey
 
 if TYPE_CHECKING:
