@@ -197,11 +197,21 @@ def test_chains_guess_what_the_published_formulas_do(
     ],
 )
 def test_trees_hold_what_the_formulas_find_likely(
-    llama: tuple[Path, list[Any]], heads: Mapping[str, Head], target: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    llama: tuple[Path, list[Any]],
+    heads: Mapping[str, Head],
+    target: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Each node is of its rank among what may follow the nodes before it."""
     kind: Any = {"medusa": Medusa, "draft_model": DraftModel}.get(name, Chain)
-    _, head, tensors = heads.get(name, Head(name, llama[0], {}))
+    if name == "draft_model":
+        small = make_checkpoint("LlamaForCausalLM", tmp_path / "small", seed=2)
+        target = reference_heads.Target(small)
+        _, head, tensors = Head(name, small, {})
+    else:
+        _, head, tensors = heads[name]
 
     def wanted(tokens: list[int], ranks: tuple[int, ...]) -> int:
         if name == "draft_model":

@@ -154,4 +154,4 @@ def test_grammars_hold_and_change_no_token() -> None:
             outputs = llm.generate(["Answer in JSON: "] * 2, params, use_tqdm=False)
             outcomes.append([(o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs])
     assert outcomes[0] == outcomes[1]
-    assert sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs) > 0
+    assert sum(output.counts["spec_decode_num_draft_tokens"] for output in outputs) > 10
