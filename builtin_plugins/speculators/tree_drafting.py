@@ -103,7 +103,7 @@ class TreeDrafting(Drafting):
     def _shaped(self, asked: DraftRow) -> DraftRow:
         tree = self._trees[asked.most]
         if self._is_chained(asked.row) or len(tree.paths) == 1 or len(self._planted) == self._branches.num_rows:
-            return replace(asked, most=min(asked.most, max(tree.depths)))
+            return replace(asked, most=min(asked.most, max(self._whole.depths)))
         self._planted[asked.row] = Planted(tree, len(self._planted), len(asked.tokens) - 1)
         return replace(asked, tree=tree)
 
