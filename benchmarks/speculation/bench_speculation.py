@@ -2,13 +2,16 @@
 
 `costs` needs no model: microseconds of a look in a text of 8,000 tokens to which one is added each time, which are drawn or
 the same hundred again and again, and of a step of the scheduler for 64 requests with guesses, of which half hold, and without.
-`speed` runs two engines in one process in turns, one that guesses and one that does not, on the same prompts, greedy: tokens in
-a second, the median of the rounds, and their ratio. With `--schemas`, each request has a JSON schema of its own to keep to, and
-its answer is read.
+`speed` runs two engines in one process in turns, one that guesses and one that does not, or guesses as `--beside` says, on the same
+prompts, greedy or at `--temperature`: tokens in a second, the median of the rounds, and their ratio. With `--schemas`, each request
+has a JSON schema of its own to keep to, and its answer is read.
 
 Run: python benchmarks/speculation/bench_speculation.py costs
      python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL] [--prompt TEXT] [--streams N ...]
      python benchmarks/speculation/bench_speculation.py speed --schemas --streams 100
+     python benchmarks/speculation/bench_speculation.py speed --streams 1 --temperature 1 --prompt "Tell me a story." \
+         --beside '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 3}' \
+         --config '{"method": "draft_model", "model": DRAFT, "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"}'
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +31,7 @@ from builtin_plugins.speculators.messages import NAME, Report
 from builtin_plugins.speculators.ngram import NGram
 from builtin_plugins.speculators.scheduling import Asker
 from builtin_plugins.speculators.suffix import Suffix
-from core import LLM, SamplingParams
+from core import LLM, RequestOutput, SamplingParams
 from core.api import DraftRow, EngineConfig, EngineRequest, SpeculativeConfig, StructuredOutputsParams
 from core.kv import KVManager, plan_layout
 from core.scheduler import Scheduler, SchedulerLimits
@@ -47,6 +51,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("costs", "speed"))
     parser.add_argument("--config", type=json.loads, default={"method": "ngram", "num_speculative_tokens": 5})
+    parser.add_argument(
+        "--beside", type=json.loads, default=None, help="how the other engine guesses; default: it does not"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--model", default=None, help="default: the demo model")
     parser.add_argument(
         "--load-format", default="auto", help="dummy: random weights, so small that one token is said again and again"
@@ -124,35 +132,49 @@ def _step_us(*, guessing: bool) -> float:
 def _speed(arguments: argparse.Namespace) -> None:
     common: dict[str, Any] = {"max_num_seqs": max(arguments.streams), "max_model_len": 1024, "log_level": "error"}
     common |= {"load_format": arguments.load_format} | ({"model": arguments.model} if arguments.model else {})
-    with LLM(**common) as plain, LLM(**common, speculative_config=arguments.config) as guessing:
+    with (
+        LLM(**common, speculative_config=arguments.beside) as plain,
+        LLM(**common, speculative_config=arguments.config) as guessing,
+    ):
         for streams in arguments.streams:
             texts, params = _requests(arguments, streams)
             prompts: Any = texts
             if arguments.model is None:
                 prompts = plain.preprocess_chat([[{"role": "user", "content": text}] for text in texts])
             figures: dict[int, list[float]] = {0: [], 1: []}
+            counts: dict[int, str] = {}
             for turn in range(2 * (arguments.rounds + 1)):
                 begun = time.perf_counter()
                 llm = (plain, guessing)[turn % 2]
                 outputs = llm.generate(prompts, params, use_tqdm=False)
                 took = time.perf_counter() - begun
                 made = sum(len(output.outputs[0].token_ids) for output in outputs)
+                counts[turn % 2] = _counts(outputs)
                 if turn > 1:  # the first turn of each warms up
                     figures[turn % 2].append(made / took)
             without, speed = (statistics.median(figures[turn]) for turn in (0, 1))
-            right = sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs)
             print(
-                f"{streams} streams: {without:.0f} tokens/s, with guesses {speed:.0f}: {speed / without:.2f} times; "
-                f"{right:.0f} of {made} tokens were guessed right"
+                f"{streams} streams: {without:.0f} tokens/s ({counts[0]}), {speed:.0f} ({counts[1]} of {made} tokens): ",
+                end="",
             )
+            print(f"{speed / without:.2f} times")
             if arguments.schemas:
                 held = sum(_holds(output.outputs[0].text, each) for output, each in zip(outputs, params, strict=True))
                 print(f"{held} of {streams} answers hold their schema")
 
 
+def _counts(outputs: Sequence[RequestOutput]) -> str:
+    """Say what came of guesses."""
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    drafts, guessed, right = (sum(o.counts.get(f"spec_decode_num_{name}", 0) for o in outputs) for name in names)
+    if not drafts:
+        return "no guesses"
+    return f"{guessed / drafts:.1f} guesses and {right / drafts:.2f} right ones a step that guesses, {right:.0f} right"
+
+
 def _requests(arguments: argparse.Namespace, count: int) -> tuple[list[str], list[SamplingParams]]:
     """Return what is asked, and how."""
-    common: dict[str, Any] = {"temperature": 0, "max_tokens": arguments.tokens}
+    common: dict[str, Any] = {"temperature": arguments.temperature, "seed": 7, "max_tokens": arguments.tokens}
     if not arguments.schemas:
         return [arguments.prompt] * count, [SamplingParams(**common, ignore_eos=True, detokenize=False)] * count
     texts, params = [], []

@@ -1,4 +1,4 @@
-"""Heads that guess one token after the other: a layer or a few with keys and values of their own.
+"""Heads that guess one token behind the other, or several: a layer or a few with keys and values of their own.
 
 At position p they read the embedding of token p + 1 and the hidden state of p, which the model has made or, of a guess, they
 themselves. What is cached of a row is caught up with when it is guessed for. It begins where hidden states are known from
@@ -15,6 +15,7 @@ import torch
 
 from builtin_plugins.speculators.heads import Heads
 from builtin_plugins.speculators.own_layers import OwnLayers, kept
+from builtin_plugins.speculators.trees import Grown, fill
 
 if TYPE_CHECKING:
     from core.api import DraftRow, LayerKV
@@ -42,8 +43,8 @@ class ChainHead(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what its logits are made of, and what it reads as hidden states of these positions, [n, hidden] each."""
 
-    def best(self, out: torch.Tensor) -> torch.Tensor:
-        """Return the most likely tokens [n]."""
+    def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the most likely tokens [n, count], or fewer of each where its vocabulary is smaller."""
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Chain(Heads):
     def attach(self, parts: WorkerParts) -> None:
         """Take the cache."""
         super().attach(parts)
-        self._own = OwnLayers(parts, self._backend)
+        self._own = OwnLayers(parts, self._backend, self._settings.tree)
         self._head.bind_kv(self._own.caches)
         self._known: dict[int, _Row] = {}
 
@@ -80,23 +81,37 @@ class Chain(Heads):
         places = [place for place in fresh if rows[place].most]
         if not places:
             return drafts
-        known = [self._known[rows[place].row] for place in places]
+        asked, origins = [rows[place] for place in places], [self._known[rows[place].row].origin for place in places]
         starts = [fresh[place][0] for place in places]
-        hidden = self._head.first(torch.cat([fresh[place][1] for place in places]))
-        tokens = [rows[place].tokens[start + 1 :].tolist() for place, start in zip(places, starts, strict=True)]
-        while True:
-            out, stream = self._compute(
-                [rows[p].row for p in places], [k.origin for k in known], starts, tokens, hidden
-            )
-            best = self._head.best(out)
-            for place, token in zip(places, best.tolist(), strict=True):
-                drafts[place].append(token)
-            going = [i for i, place in enumerate(places) if len(drafts[place]) < rows[place].most]
-            if not going:
-                return drafts
-            starts = [starts[i] + len(tokens[i]) for i in going]
-            places, known = [places[i] for i in going], [known[i] for i in going]
-            tokens, hidden = [drafts[place][-1:] for place in places], stream[going]
+        stream = self._head.first(torch.cat([fresh[place][1] for place in places]))
+        ends = [len(each.tokens) - 1 for each in asked]
+
+        def begin(count: int) -> list[list[int]]:
+            nonlocal stream
+            own = [each.tokens[start + 1 :].tolist() for each, start in zip(asked, starts, strict=True)]
+            counts = [len(tokens) for tokens in own]
+            plans = self._own.attention([each.row for each in asked], origins, starts, counts)
+            positions = [at for start, end in zip(starts, ends, strict=True) for at in range(start, end)]
+            out, stream = self._compute([token for tokens in own for token in tokens], stream, positions, plans, counts)
+            lasts = torch.tensor(counts, device=self._device).cumsum(0) - 1
+            stream = stream[lasts]
+            return self._best(out[lasts], count)
+
+        def go_on(level: list[Grown], tokens: list[list[int]], count: int) -> list[list[int]]:
+            nonlocal stream
+            positions, plans = self._own.further(asked, origins, ends, level)
+            ids = [tokens[node.row][node.place - 1] for node in level]
+            read = stream[torch.tensor([node.parent for node in level], device=self._device)]
+            out, stream = self._compute(ids, read, positions, plans, [1] * len(level))
+            return self._best(out, count)
+
+        for place, draft in zip(places, fill(asked, begin, go_on), strict=True):
+            drafts[place] = draft
+        return drafts
+
+    def _best(self, out: torch.Tensor, count: int) -> list[list[int]]:
+        best: list[list[int]] = self._head.best(out, count).tolist()
+        return best
 
     def _caught_up(self, asked: DraftRow) -> tuple[int, torch.Tensor] | None:
         """Return the first position whose keys are to be computed, and hidden states from there on; take them for cached."""
@@ -112,19 +127,10 @@ class Chain(Heads):
         return start, hidden
 
     def _compute(
-        self,
-        rows: Sequence[int],
-        origins: Sequence[int],
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        hidden: torch.Tensor,
+        self, ids: list[int], hidden: torch.Tensor, positions: list[int], plans: Sequence[Any], counts: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute tokens of rows from positions on; return what the head gives at the last one of each."""
-        counts = [len(own) for own in tokens]
-        ids = torch.tensor([token for own in tokens for token in own], device=self._device)
-        positions = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
+        """Return what the head gives at each of these tokens."""
+        embedded = self._head.embedded(torch.tensor(ids, device=self._device))
         at = torch.tensor(positions, device=self._device)
-        plans = self._own.attention(rows, origins, starts, counts)
-        out, stream = self._head(self._head.embedded(ids), hidden, at, [*plans, counts])
-        lasts = torch.tensor(counts, device=self._device).cumsum(0) - 1
-        return out[lasts], stream[lasts]
+        out, stream = self._head(embedded, hidden, at, [*plans, counts])
+        return out, stream

@@ -1,4 +1,4 @@
-"""A small model of the same vocabulary guesses: what it finds most likely, token by token.
+"""A small model of the same vocabulary guesses: what it finds most likely, token by token, or several at a time.
 
 It has caching layers of its own behind the model's, in the same pools. Its keys and values of a row are computed when the row
 is first guessed for, and from then on those of new tokens only.
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from builtin_plugins.speculators.own_layers import OwnLayers, kept, positions_of
-from core.api import ConfigError, ForwardBatch
+from builtin_plugins.speculators.trees import Grown, fill, likely_tokens
+from core.api import ConfigError, ForwardBatch, TokenTree
 from core.nn.loading import load_alike
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class DraftModel:
     """Holds the model; knows of every row what is cached."""
 
     finds = False
+    branches = True
 
     def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
         """Raises `ConfigError` where `model` is missing, or is no model."""
@@ -56,6 +58,7 @@ class DraftModel:
         if source is None:
             raise ConfigError(f"--speculative-config.model: no plugin knows the model {settings.model!r}.")
         self._source: ModelSource = source
+        self._tree = settings.tree
         self._registry = registry
         self._limit = min(settings.max_model_len or source.max_model_len, source.max_model_len)
         self._chunk = config.scheduler.max_num_batched_tokens or 2048
@@ -75,7 +78,7 @@ class DraftModel:
 
     def attach(self, parts: WorkerParts) -> None:
         """Take the cache."""
-        self._own = OwnLayers(parts, self._backend)
+        self._own = OwnLayers(parts, self._backend, self._tree)
         self._model.bind_kv(self._own.caches)
         self._forward = parts.wrap(self._model)
         self._batch, self._device = parts.batch, parts.device
@@ -83,17 +86,26 @@ class DraftModel:
     def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         """Return the most likely tokens of each row."""
         drafts: list[list[int]] = [[] for _ in rows]
-        lengths = [len(each.tokens) for each in rows]
-        active = [i for i, each in enumerate(rows) if lengths[i] + each.most <= self._limit]
-        fresh = {i: self._fresh(rows[i]) for i in active}
-        for ahead in range(max((rows[i].most for i in active), default=0)):
-            active = [i for i in active if ahead < rows[i].most]
-            best = self._next([rows[i].row for i in active], [fresh[i] for i in active])
-            for i, token in zip(active, best, strict=True):
-                drafts[i].append(token)
-                fresh[i] = lengths[i] + ahead, [token]
-                if ahead + 1 < rows[i].most:
-                    self._known[rows[i].row].guesses.append(token)
+        places = [i for i, each in enumerate(rows) if each.most and len(each.tokens) + each.most <= self._limit]
+        if not places:
+            return drafts
+        asked = [rows[i] for i in places]
+        numbers, ends = [each.row for each in asked], [len(each.tokens) for each in asked]
+        branching = any(each.tree is not None for each in asked)
+
+        def begin(count: int) -> list[list[int]]:
+            return self._behind(numbers, [self._fresh(each) for each in asked], count)
+
+        def go_on(level: list[Grown], tokens: list[list[int]], count: int) -> list[list[int]]:
+            positions, plans = self._own.further(asked, [0] * len(asked), ends, level)
+            ids = [tokens[node.row][node.place - 1] for node in level]
+            own, ones = [numbers[node.row] for node in level], [1] * len(level)
+            return self._compute(own, ids, positions, ones, plans, count, branching=branching)
+
+        for i, each, draft in zip(places, asked, fill(asked, begin, go_on), strict=True):
+            drafts[i] = draft
+            first = (each.tree or TokenTree.chain(each.most)).paths[0]
+            self._known[each.row].guesses = [draft[place - 1] for place in first[:-1]]
         return drafts
 
     def _fresh(self, asked: DraftRow) -> tuple[int, list[int]]:
@@ -108,9 +120,9 @@ class DraftModel:
         known.count, known.guesses = len(asked.tokens), []
         return start, asked.tokens[start:].tolist()
 
-    def _next(self, rows: list[int], fresh: list[tuple[int, list[int]]]) -> list[int]:
-        """Compute tokens from a position on, for each of these rows; return what follows the last one of each."""
-        best = [0] * len(rows)
+    def _behind(self, rows: list[int], fresh: list[tuple[int, list[int]]], count: int) -> list[list[int]]:
+        """Compute tokens from a position on, for each of these rows; return what is likely behind the last one of each."""
+        best: list[list[int]] = [[]] * len(rows)
         while fresh:
             room, chunk, rest = self._chunk, [], []
             for start, tokens in fresh:
@@ -119,26 +131,39 @@ class DraftModel:
                 rest.append((start + len(now), tokens[len(now) :]))
                 room -= len(now)
             places = [i for i, (_, now) in enumerate(chunk) if now]
-            found = self._compute([rows[i] for i in places], [chunk[i] for i in places])
-            for i, token in zip(places, found, strict=True):
-                best[i] = token
+            own, starts = [rows[i] for i in places], [chunk[i][0] for i in places]
+            counts, ids = [len(chunk[i][1]) for i in places], [token for i in places for token in chunk[i][1]]
+            plans = self._own.attention(own, [0] * len(own), starts, counts)
+            for i, tokens in zip(places, self._compute(own, ids, starts, counts, plans, count), strict=True):
+                best[i] = tokens
             fresh = rest if any(tokens for _, tokens in rest) else []
         return best
 
-    def _compute(self, rows: list[int], chunk: list[tuple[int, list[int]]]) -> list[int]:
-        counts, starts = [len(tokens) for _, tokens in chunk], [start for start, _ in chunk]
+    def _compute(
+        self,
+        rows: list[int],
+        ids: list[int],
+        starts: list[int],
+        counts: list[int],
+        plans: list[Any],
+        count: int,
+        *,
+        branching: bool = False,
+    ) -> list[list[int]]:
+        """Return the `count` likeliest tokens behind the last of each row's `counts` tokens."""
         batch = ForwardBatch(
-            input_ids=torch.tensor([token for _, tokens in chunk for token in tokens], device=self._device),
+            input_ids=torch.tensor(ids, device=self._device),
             positions=torch.from_numpy(positions_of(np.array(starts), np.array(counts))).to(self._device),
-            attention=self._own.attention(rows, [0] * len(rows), starts, counts),
+            attention=plans,
             rows=rows,
             starts=starts,
             counts=counts,
             prompt_lens=[0] * len(rows),
             token_ids=self._batch.token_ids,
+            adapted=branching,
         )
         hidden = self._forward(batch)
         if len(hidden) > len(rows):
             hidden = hidden[torch.tensor(counts, device=self._device).cumsum(0) - 1]
-        best: list[int] = self._model.logits(hidden).argmax(dim=-1).tolist()
+        best: list[list[int]] = likely_tokens(self._model.logits(hidden), count).tolist()
         return best

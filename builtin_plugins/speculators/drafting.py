@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from builtin_plugins.speculators.messages import NAME, Granted, Report
-from builtin_plugins.speculators.pace import KEPT, LONGEST_REST, Pace
+from builtin_plugins.speculators.pace import KEPT, LONGEST_REST, Ints, Pace
 from core.api import DraftRow
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Drafting:
         self.most_guesses = settings.most
         self._most, self._too_many = settings.most, settings.disable_by_batch_size or num_rows + 1
         self._adaptive = settings.adaptive
-        self._pace = Pace(num_rows + 1, settings.most, adaptive=settings.adaptive)
+        self._pace = self._make_pace(settings, num_rows + 1)
         self._owners: list[NewRow | None] = [None] * (num_rows + 1)
         self._found: dict[int, Sequence[int]] = {}
         """What was found behind the last step, by row."""
@@ -64,6 +64,9 @@ class Drafting:
         self._looks_s: deque[float] = deque(maxlen=KEPT)
         """What it took to look for guesses of one row, the last few times; the shortest counts, as of steps."""
         self._wanting = False
+
+    def _make_pace(self, settings: SpeculativeConfig, num_rows: int) -> Pace:
+        return Pace(num_rows, settings.most, adaptive=settings.adaptive)
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
         """Return the layers of a speculator that has some."""
@@ -113,19 +116,24 @@ class Drafting:
         asked = []
         for row, length, most in rows:
             owner = cast("NewRow", self._batch.requests[row])  # a row that computes has one
-            asked.append(DraftRow(row, owner, self._batch.token_ids[row, :length].numpy(force=True), most))
+            tokens = self._batch.token_ids[row, :length].numpy(force=True)
+            asked.append(self._shaped(DraftRow(row, owner, tokens, most)))
         try:
             drafts = speculator.drafts(asked)
-            return {each.row: self._sound(draft, each.most) for each, draft in zip(asked, drafts, strict=True)}
+            return {each.row: self._sound(draft, each) for each, draft in zip(asked, drafts, strict=True)}
         except Exception as error:  # noqa: BLE001 - plugin code may raise anything; requests do without guesses
             log.error("%s; nothing is guessed any more", self._explain(error))
             self._speculator = None
             return {}
 
-    def _sound(self, draft: Sequence[int], most: int) -> list[int]:
+    def _shaped(self, asked: DraftRow) -> DraftRow:
+        """Return what the speculator is asked for."""
+        return asked
+
+    def _sound(self, draft: Sequence[int], asked: DraftRow) -> list[int]:
         """Return the draft up to its first token that is none of the vocabulary."""
         sound: list[int] = []
-        for token in draft[:most]:
+        for token in draft[: asked.most]:
             if not 0 <= token < self._vocab_size:
                 break
             sound.append(int(token))
@@ -215,13 +223,22 @@ class Drafting:
         right = np.minimum(sampled.accepted.numpy(force=True) - 1, drafted)
         checked = np.asarray(drafted).nonzero()[0]
         if len(checked):
-            self._pace.verified(np.asarray(rows)[checked], np.asarray(drafted)[checked], right[checked])
+            looked = self._looked_at(rows, np.asarray(drafted), right)
+            self._pace.verified(np.asarray(rows)[checked], looked[checked], right[checked])
         accepted: list[int] = right.tolist()
         return accepted
 
+    def _looked_at(self, rows: Sequence[int], drafted: Ints, right: Ints) -> Ints:
+        """Return how many guesses of each row say something: those that are right, and the wrong one behind them."""
+        return np.minimum(right + 1, drafted)
+
+    def _ready(self, rows: Sequence[int]) -> Ints:
+        """Return how many guesses each row may have."""
+        return np.full(len(rows), self._most)
+
     def _want(self, speculator: Speculator, rows: Sequence[int], sampled: Sampled) -> tuple[list[int], int]:
         """Return how many guesses each row shall check in the next step; and if none, how many steps to rest at least."""
-        index, ready, looking_s = np.asarray(rows), np.full(len(rows), self._most), 0.0
+        index, ready, looking_s = np.asarray(rows), self._ready(rows), 0.0
         # Where it did not pay of late, nobody looks unless it would if there were guesses for all.
         idle = self._last_rest > 0 and not self._pace.choose(index, ready, pretend=True).any()
         if speculator.finds and not idle:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from builtin_plugins.speculators.chain import Chain
+from builtin_plugins.speculators.trees import likely_tokens
 from core.api import ConfigError, LayerKV, WeightNames
 from core.nn.block import Block
 from core.nn.linear import Linear, Slice
@@ -110,9 +111,9 @@ class EagleHead(nn.Module):
         out, stream = join(self.final_norm, x, residual)
         return out, stream
 
-    def best(self, out: torch.Tensor) -> torch.Tensor:
+    def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
         """Return the most likely tokens, by the model's own head."""
-        return self._logits(out).argmax(dim=-1)
+        return likely_tokens(self._logits(out), count)
 
 
 def rotary_of(spec: DecoderSpec, context: BuildContext, weights: WeightMap) -> Rotary | None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from builtin_plugins.speculators.chain import Chain
 from builtin_plugins.speculators.eagle import rotary_of
+from builtin_plugins.speculators.trees import likely_tokens
 from core.api import ConfigError, LayerKV, WeightNames
 from core.nn.attention import Attention
 from core.nn.embedding import Embedding, Head
@@ -143,7 +144,7 @@ class Eagle3Head(nn.Module):
         stream = stream + self.mlp(self.mlp_norm(stream))
         return self.final_norm(stream), stream
 
-    def best(self, out: torch.Tensor) -> torch.Tensor:
+    def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
         """Return the most likely tokens, as the model counts them."""
-        best = (self._target.logits(out) if self.head is None else self.head(out)).argmax(dim=-1)
+        best = likely_tokens(self._target.logits(out) if self.head is None else self.head(out), count)
         return best if self.to_model is None else self.to_model[best]

@@ -30,6 +30,7 @@ class Heads(ABC):
     """Keeps what the model makes of tokens; who guesses from it is a subclass."""
 
     finds = False
+    branches = True
 
     def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
         """Raises `ConfigError` where `model` is wanted and missing."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from builtin_plugins.speculators.heads import Heads
+from builtin_plugins.speculators.trees import Grown, fill, likely_tokens
 from core.api import ConfigError, LayerKV
 from core.nn.embedding import Head
 from core.nn.linear import Linear, Slice
@@ -42,17 +43,37 @@ class Medusa(Heads):
                 f"--speculative-config.model {source.name!r} has {self._head.vocab_size} tokens, the model "
                 f"{self._target.vocab_size}: it is a head of another model."
             )
+        tree = self._settings.tree
+        if tree is not None and max(tree.depths) > len(self._head.heads):
+            raise ConfigError(
+                f"--speculative-config.speculative_token_tree is {max(tree.depths)} tokens deep; {source.name!r} has "
+                f"{len(self._head.heads)} heads, one for each."
+            )
         return []
 
     def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         """Return what each head finds most likely."""
         drafts: list[list[int]] = [[] for _ in rows]
         places, hidden = self._last_hidden(rows)
-        if hidden is not None:
-            most = max(rows[place].most for place in places)
-            for place, best in zip(places, self._head(hidden, most).tolist(), strict=True):
-                drafts[place] = best[: rows[place].most]
+        if hidden is None:
+            return drafts
+        asked = [replace(rows[place], most=min(rows[place].most, self._deepest(rows[place]))) for place in places]
+        found = self._head(hidden)
+
+        def begin(count: int) -> list[list[int]]:
+            best: list[list[int]] = likely_tokens(next(found), count).tolist()
+            return best
+
+        def go_on(level: list[Grown], tokens: list[list[int]], count: int) -> list[list[int]]:
+            best = begin(count)
+            return [best[node.row] for node in level]
+
+        for place, draft in zip(places, fill(asked, begin, go_on), strict=True):
+            drafts[place] = draft
         return drafts
+
+    def _deepest(self, asked: DraftRow) -> int:
+        return asked.most if asked.tree is not None else len(self._head.heads)
 
 
 class MedusaHead(nn.Module):
@@ -89,12 +110,10 @@ class MedusaHead(nn.Module):
             Head(self.vocab_size, hidden, context, weights, f"{head}.head") for head in range(num_heads)
         )
 
-    def forward(self, hidden: torch.Tensor, most: int) -> torch.Tensor:
-        """Return the most likely tokens of the first heads [n, `most` or as many as there are]."""
-        found = []
-        for layers, head in islice(zip(self._layers, self.heads, strict=True), most):
+    def forward(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the logits of each head [n, vocab]."""
+        for layers, head in zip(self._layers, self.heads, strict=True):
             x = hidden
             for layer in layers:
                 x = x + F.silu(layer(x))
-            found.append(head(x).argmax(dim=-1))
-        return torch.stack(found, dim=1)
+            yield head(x)

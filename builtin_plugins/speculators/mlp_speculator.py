@@ -27,6 +27,8 @@ EPS: Final = 1e-6
 class MlpSpeculator(Heads):
     """Guesses as many tokens as it was made for. Every rank computes all of it."""
 
+    branches = False
+
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
         source, stated = self._checkpoint()
         self._head = SpeculatorMlp(stated, spec, parts.context)

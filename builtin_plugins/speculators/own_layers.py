@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.api import AttentionInputs, ConfigError, FullAttention, LatentKeys, LayerKV, SlidingWindow
+from builtin_plugins.speculators.branches import Branches, Planted, Query, View, Write
+from core.api import AttentionInputs, ConfigError, FullAttention, LatentKeys, LayerKV, SlidingWindow, TokenTree
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.trees import Grown
+    from core.api import DraftRow
     from core.contracts import AttentionBackend
     from core.contracts.scheduling import WorkerParts
     from core.nn.state import LayerCache
@@ -44,12 +47,15 @@ def _kept(layer: LayerKV, whose: str) -> FullAttention:
 class OwnLayers:
     """Their caches, and their blocks of every row."""
 
-    def __init__(self, parts: WorkerParts, backend: AttentionBackend) -> None:
+    def __init__(self, parts: WorkerParts, backend: AttentionBackend, tree: TokenTree | None) -> None:
+        """`tree`: the largest that is filled; None: chains are."""
         self.caches: Sequence[LayerCache] = parts.caches
         self._batch, self._layout, self._backend = parts.batch, parts.layout, backend
         groups = {layer: index for index, group in enumerate(parts.layout.groups) for layer in group.layers}
         self._group_of_layer = [groups[parts.first_layer + own] for own in range(len(parts.caches))]
         self._groups, self._device = set(self._group_of_layer), parts.device
+        layers = range(parts.first_layer, parts.first_layer + len(parts.caches))
+        self._branches = None if tree is None else Branches(parts, backend, layers, tree)
 
     def attention(
         self, rows: Sequence[int], origins: Sequence[int], starts: Sequence[int], counts: Sequence[int]
@@ -86,6 +92,37 @@ class OwnLayers:
                 )
             )
         return [prepared[group] for group in self._group_of_layer]
+
+    def further(
+        self, asked: Sequence[DraftRow], origins: Sequence[int], ends: Sequence[int], level: Sequence[Grown]
+    ) -> tuple[list[int], list[Any]]:
+        """Return the positions of nodes of one level, and what each layer's attention is given for them.
+
+        The first level stands at positions `ends` of the rows, behind what is cached of these.
+        """
+        trees = [each.tree or TokenTree.chain(each.most) for each in asked]
+        depth = trees[level[0].row].depths[level[0].place]
+        positions = [ends[node.row] + depth - 1 for node in level]
+        if self._branches is None or all(asked[node.row].tree is None for node in level):
+            rows, begins = [asked[node.row].row for node in level], [origins[node.row] for node in level]
+            return positions, self.attention(rows, begins, positions, [1] * len(level))
+        views: list[View] = []
+        firsts: dict[int, int] = {}
+        branching = [row for row, each in enumerate(asked) if each.tree is not None]
+        for row in sorted({node.row for node in level}):
+            number = branching.index(row) if row in branching else 0  # one path alone has no blocks of its own
+            firsts[row], planted = len(views), Planted(trees[row], number, ends[row] - 1)
+            paths = range(len(trees[row].paths))
+            views += [View(asked[row].row, origins[row], planted, path) for path in paths]
+        if depth == 1:
+            self._branches.plant([views[at] for at in firsts.values()])
+        queries, writes = [], []
+        for token, (node, position) in enumerate(zip(level, positions, strict=True)):
+            through = [firsts[node.row] + at for at, path in enumerate(trees[node.row].paths) if node.place in path]
+            inside = position - origins[node.row]
+            queries.append(Query(through[0], inside, 1))
+            writes += [Write(view, inside, token) for view in through]
+        return positions, self._branches.attention(views, queries, np.array(writes))
 
     def _to_device(self, numbers: Ints) -> torch.Tensor:
         return torch.from_numpy(numbers).to(self._device, non_blocking=True)

@@ -98,9 +98,14 @@ class Costs:
 class Pace:
     """Chooses the guesses of the next step."""
 
-    def __init__(self, num_rows: int, most: int, *, adaptive: bool = True) -> None:
+    def __init__(
+        self, num_rows: int, most: int, *, adaptive: bool = True, depths: Ints | None = None, behind: Ints | None = None
+    ) -> None:
+        """Of a tree's nodes, likeliest first, `depths` and `behind` say how deep each is and how many likelier siblings its way passes."""
         self._adaptive: Final = adaptive
         self._places: Final = np.arange(1, most + 1)
+        self._depths: Final = self._places if depths is None else depths
+        self._behind: Final = behind
         self._right: Final = np.zeros(num_rows)
         self._checked: Final = np.zeros(num_rows)
         self._likely = LIKELY
@@ -130,9 +135,8 @@ class Pace:
         """Another request has a row."""
         self._right[row] = self._checked[row] = 0.0
 
-    def verified(self, rows: Ints, drafted: Ints, accepted: Ints) -> None:
-        """Take in how many guesses of rows were right; those behind a wrong one say nothing."""
-        checked = np.minimum(accepted + 1, drafted)
+    def verified(self, rows: Ints, checked: Ints, accepted: Ints) -> None:
+        """Take in how many guesses of rows were right, of those that behind right ones were looked at."""
         self._right[rows] = self._right[rows] * MEMORY + accepted
         self._checked[rows] = self._checked[rows] * MEMORY + checked
         right, num_checked = float(accepted.sum()), float(checked.sum())
@@ -143,13 +147,21 @@ class Pace:
         shares: Floats = (self._right[rows] + DOUBT * self._likely) / (self._checked[rows] + DOUBT)
         return shares
 
+    def _chances(self, rows: Ints) -> Floats:
+        """Return how likely each guess of rows brings a token; none more than one before it, without which it is not made."""
+        likely = self.likely(rows)[:, None]
+        chances: Floats = likely**self._depths
+        if self._behind is not None:
+            chances = np.minimum.accumulate(chances * (1 - likely) ** self._behind, axis=1)
+        return chances
+
     def choose(self, rows: Ints, ready: Ints, looking_s: float = 0.0, *, pretend: bool = False) -> Ints:
         """Return how many guesses each of `rows` shall check in a step of all of them; at most as many as are `ready`.
 
         `looking_s` is what finding them takes, beside the step. With `pretend`, nothing follows from it.
         """
         there = self._places <= np.reshape(ready, (-1, 1))
-        chances = np.where(there, self.likely(rows)[:, None] ** self._places, 0.0)
+        chances = np.where(there, self._chances(rows), 0.0)
         if not self._adaptive:
             chosen: Ints = there.sum(axis=1) + np.zeros(len(rows), dtype=np.int64)
             return chosen

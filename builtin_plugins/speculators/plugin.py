@@ -90,5 +90,9 @@ def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
 
     chosen = registry.choose("speculators", settings.method)
     speculator, explain = registry.make(chosen, config, settings, registry)
-    rows = config.scheduler.max_num_seqs or 1
-    return [Drafting(speculator, settings, rows, partial(explain, request=None))]
+    told = partial(explain, request=None)
+    if settings.tree is None:
+        return [Drafting(speculator, settings, config.scheduler.max_num_seqs or 1, told)]
+    from builtin_plugins.speculators.tree_drafting import TreeDrafting  # lazy: only trees need it
+
+    return [TreeDrafting(speculator, settings, config, settings.tree, told)]

@@ -8,7 +8,8 @@ from dataclasses import fields
 from typing import Any, Final
 
 from builtin_plugins.speculators.stated import method_of, read_stated, tokens_of, verifier_of
-from core.api import ConfigError, EngineConfig, SpeculativeConfig, did_you_mean
+from core.api import ConfigError, EngineConfig, SpeculativeConfig, TokenTree, did_you_mean
+from core.contracts.speculators import MOST_TOKENS
 
 OPTION: Final = "speculative_config"
 FLAG: Final = "--speculative-config"
@@ -33,14 +34,17 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
         given = {"model": config.model.model}
     if not given:
         return None
-    chain = _chain(given.pop("speculative_token_tree", None))
+    tree = _tree(given.pop("speculative_token_tree", None), given.get("num_speculative_tokens"))
     known = {field.name: type(field.default) for field in fields(SpeculativeConfig)}
     values = {
         name: _typed(name, value, known) for name, value in given.items() if value is not None and name not in IDLE
     }
     method, stated = _method(values), read_stated(values.get("model", ""))
-    tokens = values.get("num_speculative_tokens") or chain or tokens_of(stated) or DEFAULT_TOKENS.get(method, 0)
-    settings = SpeculativeConfig(**values | {"method": method, "num_speculative_tokens": tokens})
+    tokens = values.get("num_speculative_tokens") or tokens_of(stated) or DEFAULT_TOKENS.get(method, 0)
+    values |= {"method": method, "num_speculative_tokens": tokens if tree is None else len(tree)}
+    if tree is not None and len(tree.paths) > 1:
+        values["speculative_token_tree"] = tree.nodes
+    settings = SpeculativeConfig(**values)
     if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
             f"{FLAG} does not work with --pipeline-parallel-size {config.parallel.pipeline_parallel_size}: only the last "
@@ -49,20 +53,31 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
     return settings
 
 
-def _chain(tree: Any) -> int:
-    """Return the length of a tree that is a chain; 0: none is given. Raises `ConfigError` for one with branches."""
-    if tree is None:
-        return 0
+def _tree(given: Any, tokens: Any) -> TokenTree | None:
+    """Return the tree that is stated; None: none is. Raises `ConfigError` for what is none, or has another number of tokens."""
+    if given is None:
+        return None
+    key = f"{FLAG}.speculative_token_tree"
     try:
-        nodes = sorted(literal_eval(tree) if isinstance(tree, str) else tree, key=len)
-        if [tuple(node) for node in nodes] == [(0,) * (depth + 1) for depth in range(len(nodes))]:
-            return len(nodes)
-    except (ValueError, TypeError, SyntaxError):
-        pass
-    raise ConfigError(
-        f"{FLAG}.speculative_token_tree {tree!r:.100} is no chain such as [(0,), (0, 0)]: trees with branches are not "
-        "checked in this version. Leave it out, and state num_speculative_tokens."
-    )
+        listed = literal_eval(given) if isinstance(given, str) else given
+        nodes = [tuple(node) for node in listed]
+        if not nodes or any(type(step) is not int for node in nodes for step in node):
+            raise TypeError
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise ConfigError(
+            f"{key} {given!r:.100} is no list of nodes, each a tuple of numbers, such as [(0,), (1,), (0, 0)]."
+        ) from None
+    try:
+        tree = TokenTree.of(nodes)
+    except ValueError as error:
+        raise ConfigError(f"{key} {given!r:.100} {error}.") from None
+    if len(tree) > MOST_TOKENS:
+        raise ConfigError(f"{key} has {len(tree)} nodes; at most {MOST_TOKENS} tokens are checked in a step.")
+    if tokens not in (None, 0, len(tree)):
+        raise ConfigError(
+            f"{key} has {len(tree)} nodes, and {FLAG}.num_speculative_tokens is {tokens}: it is their number; leave it out."
+        )
+    return tree
 
 
 def _typed(name: str, value: Any, known: Mapping[str, type]) -> Any:

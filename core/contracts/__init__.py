@@ -54,6 +54,7 @@ from core.contracts.serving import (
 )
 from core.contracts.speculators import DraftRow, SpeculativeConfig, Speculator
 from core.contracts.text import ChatRenderer, Tokenizer
+from core.contracts.token_trees import TokenTree
 from core.contracts.workers import Worker
 from core.parsing import ReasoningFormat, ToolFormat
 
@@ -132,6 +133,7 @@ __all__ = [
     "StepStats",
     "StoreParts",
     "TokenStats",
+    "TokenTree",
     "Tokenizer",
     "ToolFormat",
     "Vocabulary",

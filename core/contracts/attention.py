@@ -65,7 +65,8 @@ class AttentionInputs:
     slots: torch.Tensor
     """[num_tokens] int64: block * block_size + offset to write each token's key and value to.
 
-    Of a cross group, of each position that is computed in this step: none in most.
+    Of a cross group, of each position that is computed in this step: none in most. With `slot_tokens`, those say whose
+    key and value a slot gets.
     """
     block_size: int
     spec: KVSpec
@@ -82,6 +83,9 @@ class AttentionInputs:
     Tokens of such a sequence are few. What they see is to be found on the device, from `lengths`. (A backend without
     `device_lengths = True` is not given this: the worker waits for the results.)
     """
+    slot_tokens: torch.Tensor | None = None
+    """[num_slots] int64: the token of the step that each of `slots` is of, where several sequences go on from one token and
+    each keeps a key of it; None: slots and tokens stand in one order. (Not given to a backend without `slot_tokens = True`.)"""
 
 
 class AttentionBackend(Protocol):
@@ -91,7 +95,8 @@ class AttentionBackend(Protocol):
     Optional: `kv_dtypes`, names of dtypes beside the model's own in which it can cache; `kv_scales = True`, where it
     reads `params.key_scale` and `value_scale`, and can keep factors behind vectors (`spec.row_size`). A model that needs
     what is missing is refused by name.
-    One that finds on the device what sequences with `AttentionInputs.slack` see has `device_lengths = True`.
+    One that finds on the device what sequences with `AttentionInputs.slack` see has `device_lengths = True`; one that writes
+    keys where `AttentionInputs.slot_tokens` says, `slot_tokens = True`.
     """
 
     graph_support: str
@@ -127,7 +132,8 @@ class AttentionBackend(Protocol):
         sequence of the same step fills (they begin alike).
 
         query is [num_tokens, heads, head_size], key and value [num_slots, kv_heads, head_size]: of the same tokens
-        and causal, unless `params.causal` is false. With `params.value_size`, value is that part of key.
+        and causal, unless `params.causal` is false. With `params.value_size`, value is that part of key. Where the inputs
+        had `slot_tokens`, there is a key and a value for each token, and slots get theirs by it.
         """
 
 
@@ -161,7 +167,8 @@ class ForwardBatch:
     rope_positions: torch.Tensor | None = None
     """[k, num_tokens] int64, where a feature has set it: what models with several positions per token turn by."""
     adapted: bool = False
-    """A feature has set adapters of layers for this step (`adapter`): it is no step that a recorded model can do again."""
+    """A feature has set adapters of layers for this step (`adapter`), or attention with `slot_tokens`: it is no step that a
+    recorded model can do again."""
     adapter_set: int = 0
     """Not 0: a feature has set adapters that look up by themselves whose tokens a step has, and call nothing that could not be
     recorded; steps of one number have the same ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -28,6 +28,9 @@ class SampleRows:
     A row stands here once or, where some of its tokens are guesses, once for each of them and once more: behind its known
     tokens (point 0), behind the first guess (point 1), and so on. What lies below the length of a point is its history,
     guesses included; a token counts if all guesses before it were right. The tensors are good for this call only.
+
+    Guesses may be a tree in rows that ask for no processor, no structured output, no feature and have no `extra_args`: their
+    points are behind a part of the guesses before them.
     """
 
     __slots__ = (
@@ -35,6 +38,7 @@ class SampleRows:
         "errors",
         "length_index",
         "points",
+        "processed",
         "prompt_index",
         "prompt_lens",
         "row_index",
@@ -52,6 +56,7 @@ class SampleRows:
         prompt_index: torch.Tensor,
         token_ids: torch.Tensor,
         points: list[int] | None = None,
+        processed: Set[int] = frozenset(),
     ) -> None:
         """Without `points`, all are 0; without `lengths`, only the device knows them yet."""
         self.rows: Final = rows
@@ -69,6 +74,8 @@ class SampleRows:
         """[rows of the batch, max_model_len] int64 token history by row and position; valid below `lengths`."""
         self.points: Final = [0] * len(rows) if points is None else points
         """Guesses before each token."""
+        self.processed: Final = processed
+        """Rows that logits processors are called for, and more perhaps."""
         self.errors: Final[dict[int, str]] = {}
         """By row: why an extension cannot serve it, written in `before_sample`. Its request fails with that, no other."""
 
@@ -94,6 +101,7 @@ class SampleRows:
             self.prompt_index[index],
             self.token_ids,
             [self.points[i] for i in indices],
+            self.processed,
         )
 
 

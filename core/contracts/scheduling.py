@@ -205,7 +205,7 @@ class WorkerParts:
     batch: RunnerBatch
     layout: KVLayout
     memory: Mapping[tuple[int, int], torch.Tensor]
-    """By (pool, slot), uint8 [num_blocks, bytes of a block]; those of this worker's layers."""
+    """By (pool, slot), uint8 [num_blocks, bytes of a block]; those of this worker's layers. Spare blocks are the last."""
     caches: Sequence[Any]
     """Of the layers that the feature itself has added."""
     first_layer: int
@@ -242,7 +242,8 @@ class RunnerExtension(Protocol):
     which plans. Must not read device values back to the host.
 
     One that writes guesses may state `most_guesses`, those of one row in one step. Models with recurrent layers keep as
-    many states more, and their rows get no guesses where nobody states it.
+    many states more, and their rows get no guesses where nobody states it. One that lets rows go on in several ways at once may
+    state `spare_blocks`: each group of attention has so many beside those of requests (`KVLayout.first_spare`). One feature may.
     """
 
     name: str
@@ -266,7 +267,10 @@ class RunnerExtension(Protocol):
         """
 
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
-        """See the batch before the model runs; it may set `embeddings` and `rope_positions`."""
+        """See the batch before the model runs; it may set `embeddings` and `rope_positions`.
+
+        Whoever verifies guesses that are no chain sets `attention` and `positions` of the rows they are of, too.
+        """
 
     def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payload: bytes | None) -> None:
         """See what the model has made of the step's tokens: [num_tokens, hidden], good until the next step.
@@ -275,7 +279,10 @@ class RunnerExtension(Protocol):
         """
 
     def before_sample(self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None) -> torch.Tensor:
-        """Return the logits to sample from, one row of them for each point."""
+        """Return the logits to sample from, one row of them for each point.
+
+        Whoever verifies guesses that are no chain sets their `rows.length_index` here.
+        """
 
     def verify(
         self,
@@ -284,13 +291,14 @@ class RunnerExtension(Protocol):
         tokens: torch.Tensor,
         logits: torch.Tensor,
         payload: bytes | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the tokens to take [points] and which guesses are right, bool [points].
 
         Without it the sampled `tokens` are taken, and a guess is right if it is the token of its point. `guessed` is what
         stands behind each point, a guess everywhere but at the last point of a row, whose answer counts for nothing.
-        `logits` are those that tokens were chosen from. Called in steps with guesses; the first feature that has it
-        decides.
+        `logits` are those that tokens were chosen from. Where guesses are no chain, a third tensor, int64 [points], says of
+        which point each answer is: tokens that hold come first in their row, and all that is said of a point goes with it.
+        Rows in `rows.processed` have no guesses but chains. Called in steps with guesses; the first feature that has it decides.
         """
 
     def sampled(self, sampled: Sampled, payload: bytes | None) -> None:

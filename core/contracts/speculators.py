@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, Protocol
 
+from core.contracts.token_trees import Node, TokenTree
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class SpeculativeConfig:
     """Folder or hub id of a small model with the same vocabulary, or of a head that guesses."""
     num_speculative_tokens: int = 0
     """Tokens that are guessed at most for one step of one request; 0: 5, of `suffix` 24."""
+    speculative_token_tree: tuple[Node, ...] = ()
+    """Nodes of the tree that guesses have, each the way to it; none: they are a chain."""
     prompt_lookup_max: int = 0
     """Of `ngram`: tokens that are compared at most to find the end of a text again; 0: 5, or as `prompt_lookup_min`."""
     prompt_lookup_min: int = 0
@@ -81,6 +84,11 @@ class SpeculativeConfig:
         return self.num_speculative_tokens or DEFAULT_TOKENS
 
     @property
+    def tree(self) -> TokenTree | None:
+        """The tree that guesses have; None: a chain."""
+        return TokenTree.of(self.speculative_token_tree) if self.speculative_token_tree else None
+
+    @property
     def lookup(self) -> tuple[int, int]:
         """Tokens that must agree, and that are compared at most."""
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
@@ -98,6 +106,8 @@ class DraftRow:
     """[n] every known token, prompt and output; good for this call, and never written to."""
     most: int
     """Guesses wanted at most."""
+    tree: TokenTree | None = None
+    """What they shall be: one for each of its nodes, `most` in all, in its order; None: a chain. See `Speculator.branches`."""
 
 
 class Speculator(Protocol):
@@ -107,7 +117,8 @@ class Speculator(Protocol):
     with (config, settings, registry): the `EngineConfig`, the option's `SpeculativeConfig` and what is plugged in. Whatever it
     guesses is cut to what was wanted and to tokens of the vocabulary; one that raises is not asked again. Optional, as in
     `RunnerExtension`: `loaded(parts)`, which returns the caching layers it adds, and `attach(parts)`; and `seen(batch, hidden)`,
-    which is shown what the model has made of each step's tokens, as `after_forward`.
+    which is shown what the model has made of each step's tokens, as `after_forward`. One that can fill trees says
+    `branches = True`, and has `finds` false.
     """
 
     finds: bool

@@ -68,6 +68,10 @@ class Processors:
         """Say whether no row wants any that can change its best token."""
         return not any(active.rows for active in self.shaping)
 
+    def rows(self) -> set[int]:
+        """Return the rows that want any."""
+        return set().union(*(active.rows for active in self._all))
+
     def follow_tokens(self) -> set[int]:
         """Return the rows of which one token can be taken in a step."""
         return set().union(*(active.rows for active in self._all if active.rows and active.follows_tokens))

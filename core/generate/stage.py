@@ -38,6 +38,7 @@ class _Company:
             assert batch.requests[row] is not None, f"row {row} computes without a request"
         columns, rows, device = batch.columns, np.asarray(self.rows, dtype=np.int64), batch.token_ids.device
         self.row_index = inputs.at("point_rows").clone()
+        self.processed = stage.processors.rows()
         self.prompt_lens: list[int] = columns.prompt_lens[rows].tolist()
         self.seeds, self.prompt_index, temperatures = columns.of(self.row_index)
         asked = columns.logprobs[rows]
@@ -62,6 +63,24 @@ class _Company:
         """Say whether a step is of this kind."""
         same = self.rows is inputs.point_rows or self.rows == inputs.point_rows
         return same and self.version == inputs.version and self.points == inputs.points
+
+
+def _in_order(
+    order: torch.Tensor,
+    asked: list[int],
+    hidden: torch.Tensor,
+    final: torch.Tensor,
+    raw: torch.Tensor | None,
+    pending: PendingResult,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Take what is said of points in another order, in which none leaves its row; `raw` is of the points `asked`."""
+    for name in ("finite", "possible"):
+        if (said := getattr(pending, name)) is not None:
+            setattr(pending, name, said[order])
+    if raw is not None:
+        places = order.new_tensor(asked)
+        raw = raw[torch.searchsorted(places, order[places])]
+    return hidden[order], final[order], raw
 
 
 def _chains(rows: Ints, guesses: Ints, processors: Processors) -> Ints:
@@ -136,6 +155,7 @@ class SamplingStage:
             company.prompt_index,
             self._batch.token_ids,
             inputs.points,
+            company.processed,
         )
         pending.rows, pending.points = company.rows, company.points
         plain = not (company.random or self._extensions.changes_logits) and self.processors.are_idle
@@ -155,7 +175,9 @@ class SamplingStage:
             pending.possible = values > float("-inf")
         if company.chains is not None:
             guessed = self._batch.flat_token_ids.index_select(0, inputs.at("destinations"))
-            tokens, right = self._extensions.verify(rows, guessed, tokens, final, payloads)
+            tokens, right, *order = self._extensions.verify(rows, guessed, tokens, final, payloads)
+            if order:
+                hidden, final, raw = _in_order(order[0], company.asked, hidden, final, raw, pending)
             right = torch.cat((right, right.new_zeros(1)))
             pending.accepted = right[company.chains].cumprod(dim=1).sum(dim=1) + 1
         self._batch.write(inputs, tokens, pending.accepted)

@@ -12,7 +12,10 @@ from core.spec.kv import KVLayout, RecurrentState, num_spare
 def make_caches(
     layout: KVLayout, backend: AttentionBackend, own: range, platform: Platform
 ) -> tuple[list[LayerCache], dict[tuple[int, int], torch.Tensor]]:
-    """Return the cache of each layer of our own, and all memory by block. Groups of one pool share it, slot by slot."""
+    """Return the cache of each layer of our own, and all memory by block, spare ones behind the others.
+
+    Groups of one pool share it, slot by slot.
+    """
     memory: dict[tuple[int, int], torch.Tensor] = {}
     caches: dict[int, LayerCache] = {}
     for group in layout.groups:
@@ -27,11 +30,7 @@ def make_caches(
                 if isinstance(spec, RecurrentState):
                     caches[layer] = state_views(raw, spec, num_blocks)
                 else:
-                    shape = backend.cache_shape(spec, pool.num_blocks, size)
+                    shape = backend.cache_shape(spec, num_blocks, size)
                     caches[layer] = raw.view(getattr(torch, spec.dtype)).view(shape)
-    pools = {place: layout.pools[place[0]] for place in memory}
-    blocks = {
-        place: memory[place][: pool.num_blocks * pool.slot_bytes].view(pool.num_blocks, -1)
-        for place, pool in pools.items()
-    }
+    blocks = {place: raw.view(-1, layout.pools[place[0]].slot_bytes) for place, raw in memory.items()}
     return [caches[layer] for layer in own], blocks

@@ -42,11 +42,11 @@ def state_views(memory: torch.Tensor, spec: RecurrentState, num_blocks: int) -> 
     )
 
 
-def with_spare(layers: Sequence[LayerKV], spare: int) -> list[LayerKV]:
-    """Return what layers keep, states with so many spare ones beside."""
+def with_spare(layers: Sequence[LayerKV], states: int, blocks: int) -> list[LayerKV]:
+    """Return what layers keep, with so many spare states, or blocks of attention, beside."""
     return [
-        LayerKV(layer.name, replace(layer.spec, spare=spare)) if isinstance(layer.spec, RecurrentState) else layer
-        for layer in layers
+        LayerKV(each.name, replace(each.spec, spare=states if isinstance(each.spec, RecurrentState) else blocks))
+        for each in layers
     ]
 
 

@@ -28,6 +28,8 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
     """Tokens per block; None takes the configured size."""
     scaled: bool = False
     """Each vector has a factor of its own behind it, a float32; the dtype has one byte then."""
+    spare: int = 0
+    """Blocks beside those that requests get, for features that let a row go on in several ways at once."""
 
     @property
     def row_size(self) -> int:
@@ -149,11 +151,11 @@ class KVLayout(msgspec.Struct, frozen=True):
     """Tokens per link of the prefix hash chain; divides every group's block size."""
 
     def first_spare(self, group: int) -> int:
-        """Return the first of a state group's spare states: they lie behind its pool's blocks, group by group."""
+        """Return the first of a group's spare blocks or states: they lie behind its pool's blocks, group by group."""
         pool = self.groups[group].pool
         return self.pools[pool].num_blocks + num_spare(self.groups[:group], pool)
 
 
 def num_spare(groups: Sequence[GroupLayout], pool: int) -> int:
-    """Return the spare states of all groups that draw from a pool."""
-    return sum(g.spec.spare for g in groups if g.pool == pool and isinstance(g.spec, RecurrentState))
+    """Return the spare blocks or states of all groups that draw from a pool."""
+    return sum(g.spec.spare for g in groups if g.pool == pool)

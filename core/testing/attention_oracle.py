@@ -99,6 +99,37 @@ class PagedSequences:
             at += count
         return got, torch.cat(truth)
 
+    def branch(self, first: int, second: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Let one sequence go on by a token that another shares, which has none yet, and then each by one of its own.
+
+        Return the backend's answer and the truth: of the token they share, and of those of the first and the second.
+        """
+        start, size = len(self._keys[first]), self.block_size
+        whole, begun = start // size, self._blocks[first][start // size]
+        self.cache[self._blocks[second][whole]] = self.cache[begun]
+        self._blocks[second] = self._blocks[first][:whole] + self._blocks[second][whole:]
+        self._keys[second], self._values[second] = self._keys[first], self._values[first]
+        key, query = self._draw(3, self.params.kv_heads), self._draw(3, self.params.heads)
+        value = (self._draw(3, self.params.kv_heads) if self.params.value_size is None else key)[
+            ..., : self.params.value_size
+        ]
+        for sequence, tokens in ((first, [0, 1]), (second, [0, 2])):
+            self._keys[sequence] = torch.cat([self._keys[sequence], key[tokens]])
+            self._values[sequence] = torch.cat([self._values[sequence], value[tokens]])
+        inputs = AttentionInputs(
+            query_starts=[0, 2, 3],
+            kv_lens=[start + 2, start + 2],
+            block_table=torch.tensor([self._table(first, start), self._table(second, start + 1)], dtype=torch.int32),
+            slots=torch.tensor([self._slot(each, start + at) for each in (first, second) for at in range(2)]),
+            block_size=size,
+            spec=self._spec,
+            slot_tokens=torch.tensor([0, 1, 0, 2]),
+        )
+        got = self.backend.attend(self.params, query, key, value, self.cache, self.backend.prepare(inputs))
+        spans = ((first, query[:2], start), (second, query[2:], start + 1))
+        truth = [dense_attention(self.params, q, self._keys[i], self._values[i], at) for i, q, at in spans]
+        return got, torch.cat(truth)
+
     def tokens(self, counts: Mapping[int, int]) -> tuple[AttentionInputs, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draw the next tokens; return a step's inputs and its query, key and value."""
         starts, query_starts, slots = [], [0], []

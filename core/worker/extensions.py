@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -29,6 +29,7 @@ class Extensions:
         self._calls, self._closing = dict(having("call")), having("close")
         self.most_guesses = max((getattr(e, "most_guesses", 0) for _, e in extensions), default=0)
         """Of one row in one step."""
+        self.spare_blocks = max((getattr(e, "spare_blocks", 0) for _, e in extensions), default=0)
         self.follows = bool(self._begin or self._sampled)
         """One may want to know where rows go on."""
         self.wants_sampled = bool(self._sampled)
@@ -73,10 +74,10 @@ class Extensions:
         tokens: torch.Tensor,
         logits: torch.Tensor,
         payloads: Mapping[str, bytes],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens to take and which guesses are right."""
+    ) -> Sequence[torch.Tensor]:
+        """Return the tokens to take and which guesses are right, and perhaps in which order points are taken."""
         for name, call in self._verify:
-            return call(rows, guessed, tokens, logits, payloads.get(name))  # type: ignore[no-any-return]
+            return cast("Sequence[torch.Tensor]", call(rows, guessed, tokens, logits, payloads.get(name)))
         return tokens, guessed == tokens
 
     def sampled(self, sampled: Sampled, payloads: Mapping[str, bytes]) -> None:

@@ -49,8 +49,7 @@ class Step:
 
     def get(self) -> StepResult:
         """Wait for the device; return the step's result, or raise what it raised."""
-        pending: PendingResult = self._work.result()
-        return pending.get()
+        return cast("PendingResult", self._work.result()).get()
 
 
 class Worker:
@@ -129,7 +128,7 @@ class Worker:
         self._added = self._extensions.loaded(LoadedParts(self._config, self._source, self.model, context, facts))
         guessing_rows = min(self._config.scheduler.max_num_seqs or 1, MOST_GUESSING_ROWS)
         layers = [*self.model.kv_layers, *chain.from_iterable(self._added.values())]
-        self._layers = with_spare(layers, self._extensions.most_guesses * guessing_rows)
+        self._layers = with_spare(layers, self._extensions.most_guesses * guessing_rows, self._extensions.spare_blocks)
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
         """Make the cache and the batch; after this, plans can be executed.

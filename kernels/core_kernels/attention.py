@@ -50,11 +50,12 @@ class AttentionStep:
         tables: Tensor,
         slots: Tensor,
         block: int,
+        slot_tokens: Tensor | None = None,
     ) -> None:
-        """`tables` [sequences, blocks] int32 and `slots` [n] int64, as attention backends get them."""
+        """`tables` [sequences, blocks] int32, `slots` and `slot_tokens` [n] int64, as attention backends get them."""
         self._attend: Final = library.core_paged_attention
         self._tables = tables if tables.shape[0] == 0 or tables.stride(1) == 1 else tables.contiguous()
-        self._slots = slots.contiguous()
+        self._slots, self._slot_tokens = slots.contiguous(), slot_tokens
         self._starts, self._lengths = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
         self.facts: Final = _PagedAttention(
             slots=self._slots.data_ptr(),
@@ -93,12 +94,14 @@ class AttentionStep:
     ) -> Tensor:
         """Write keys and values to the cache; return attention [tokens, heads, size of a value].
 
-        query [tokens, heads, head_size], key and value [slots, kv_heads, head_size], cache: all of one dtype, but the cache
-        may be of one of `KEPT`: with `key_scale` and `value_scale` [kv_heads], or a factor behind each vector. These, `alibi`
-        and `sinks` [heads] are float32. With `value_size`, values are the keys' first so many elements, and only keys are
-        cached.
+        query [tokens, heads, head_size], key and value [slots, or tokens with `slot_tokens`, kv_heads, head_size], cache: all
+        of one dtype, but the cache may be of one of `KEPT`: with `key_scale` and `value_scale` [kv_heads], or a factor behind
+        each vector. These, `alibi` and `sinks` [heads] are float32. With `value_size`, values are the keys' first so many
+        elements, and only keys are cached.
         """
         tokens, heads, size = query.shape
+        if self._slot_tokens is not None:
+            key, value = key[self._slot_tokens], value[self._slot_tokens]
         query, key, value = (x if x.stride(2) == 1 or size == 1 else x.contiguous() for x in (query, key, value))
         out = query.new_empty(tokens, heads, value_size or size)
         step = self.facts

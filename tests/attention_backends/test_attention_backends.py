@@ -52,6 +52,16 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return made
 
 
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_sequences_part_behind_a_token_that_both_keep(backend: Any, reach: dict[str, Any], block_size: int) -> None:
+    sequences = PagedSequences(backend, replace(PLAIN, **reach), block_size=block_size, num_sequences=6)
+    sequences.step({0: 1, 2: 15, 4: 33})
+    for first in (0, 2, 4):
+        assert_close(sequences.branch(first, first + 1))
+    assert_close(sequences.step({1: 1, 0: 1, 3: 2, 5: 3, 4: 1}))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("reach", REACHES, ids=str)

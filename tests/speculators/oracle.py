@@ -7,14 +7,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from core.api import DraftRow, EngineConfig, Entry, SpeculativeConfig, hookimpl
+from core.api import DraftRow, EngineConfig, Entry, SpeculativeConfig, TokenTree, hookimpl
 
 
 @hookimpl
 def engine_speculators() -> list[Entry]:
     return [
         Entry("oracle", f"{__name__}:Oracle", "knows the answers"),
+        Entry("forest", f"{__name__}:Forest", "knows the answers, and has them on some way through a tree"),
         Entry("likely", f"{__name__}:Likely", "one of a few tokens"),
+        Entry("thicket", f"{__name__}:Thicket", "one of a few tokens, several at once"),
     ]
 
 
@@ -40,6 +42,33 @@ class Oracle:
         return drafts
 
 
+class Forest:
+    """Reads `model` as `Oracle`; puts the answers on any way through the tree, to its end or not, and anything else beside them."""
+
+    finds = False
+    branches = True
+
+    def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
+        self._texts: list[list[int]] = json.loads(Path(settings.model).read_text())
+        self._random = Random(5)
+
+    def drafts(self, rows: list[DraftRow]) -> list[list[int]]:
+        return [self._draft(each) for each in rows]
+
+    def _draft(self, asked: DraftRow) -> list[int]:
+        draw, tree = self._random, asked.tree or TokenTree.chain(asked.most)
+        tokens = asked.tokens.tolist()
+        count = len(tokens)
+        text = next((text for text in self._texts if text[:count] == tokens), [])
+        draft = [draw.choice(text or tokens) for _ in tree.nodes]  # siblings may be alike
+        path = draw.choice(tree.paths)
+        for place, token in zip(path[: draw.randrange(len(path) + 1)], text[count:], strict=False):
+            draft[place - 1] = token
+        if draw.random() < 0.05:
+            draft[draw.randrange(len(draft))] = 1 << 40
+        return draft
+
+
 class Likely:
     """Guesses one of a few tokens, `model` being their list, so that many guesses hold and many do not."""
 
@@ -51,3 +80,10 @@ class Likely:
 
     def drafts(self, rows: list[DraftRow]) -> list[list[int]]:
         return [self._random.choices(self._tokens, k=each.most) for each in rows]
+
+
+class Thicket(Likely):
+    """Likewise, several at once where trees are asked for."""
+
+    finds = False
+    branches = True

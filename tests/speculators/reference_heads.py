@@ -87,24 +87,41 @@ def mimo(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torc
 
 
 @torch.inference_mode()
-def chained(step: Any, target: Target, tokens: Sequence[int], hidden: torch.Tensor, most: int, w: Weights) -> list[int]:
-    """Return what a head guesses behind `tokens`; `hidden` [len(tokens) - 1, hidden] is what it reads of the model."""
+def chained(
+    step: Any, target: Target, tokens: Sequence[int], hidden: torch.Tensor, ranks: Sequence[int], w: Weights
+) -> list[int]:
+    """Return what a head guesses behind `tokens`; `hidden` [len(tokens) - 1, hidden] is what it reads of the model.
+
+    Of each next token the likeliest but `ranks`.
+    """
     head, embedding = w.get("lm_head.weight", target.head), w.get("embed_tokens.weight", target.embedding)
     known = list(tokens)
-    for _ in range(most):
+    for rank in ranks:
         out, stream = step(embedding[known[1:]], hidden, w)
-        best = int(F.linear(out[-1], head).argmax())
+        best = ranked(F.linear(out[-1], head), rank)
         known.append(best + int(w["d2t"][best]) if "d2t" in w else best)
         hidden = torch.cat((hidden, stream[-1:]))
     return known[len(tokens) :]
 
 
+def ranked(logits: torch.Tensor, rank: int) -> int:
+    return int(logits.argsort(descending=True, stable=True)[rank])
+
+
 @torch.inference_mode()
-def medusa(hidden: torch.Tensor, w: Weights, heads: int) -> list[int]:
+def model_itself(target: Target, tokens: Sequence[int], ranks: Sequence[int]) -> list[int]:
+    known = list(tokens)
+    for rank in ranks:
+        known.append(ranked(target.model(torch.tensor([known])).logits[0, -1], rank))
+    return known[len(tokens) :]
+
+
+@torch.inference_mode()
+def medusa(hidden: torch.Tensor, w: Weights, ranks: Sequence[int]) -> list[int]:
     found = []
-    for i in range(heads):
+    for i, rank in enumerate(ranks):
         x = hidden + F.silu(F.linear(hidden, w[f"{i}.0.linear.weight"], w[f"{i}.0.linear.bias"]))
-        found.append(int(F.linear(x, w[f"{i}.1.weight"]).argmax()))
+        found.append(ranked(F.linear(x, w[f"{i}.1.weight"]), rank))
     return found
 
 

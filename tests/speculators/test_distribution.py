@@ -72,8 +72,8 @@ def logits_behind(llm: LLM, tokens: list[int]) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_draws_have_the_models_distribution(way: str) -> None:
+@pytest.mark.parametrize(("way", "tree"), [*((way, False) for way in WAYS), ("warm", True), ("top-p", True)])
+def test_draws_have_the_models_distribution(way: str, tree: bool) -> None:
     with LLM(**BASE, logprobs_mode="raw_logits", max_logprobs=-1) as plain:
         prompt = plain.get_tokenizer().encode(PROMPT)
         first = distribution(logits_behind(plain, prompt), prompt, [], WAYS[way])
@@ -83,8 +83,11 @@ def test_draws_have_the_models_distribution(way: str) -> None:
         third = distribution(logits_behind(plain, [*prompt, likely[0], behind]), prompt, [likely[0], behind], WAYS[way])
     tokens = [int(token) for token in (*np.argsort(-second)[:2], *np.argsort(-third)[:2])]
     config = {"method": "likely", "model": json.dumps(tokens), "num_speculative_tokens": 2, "adaptive": False}
+    if tree:
+        nodes = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]"
+        config |= {"method": "thicket", "speculative_token_tree": nodes, "num_speculative_tokens": 6}
     params = SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False, n=SIBLINGS, **WAYS[way])
-    with LLM(**BASE, speculative_config=config, plugins=[PLUGIN]) as llm:
+    with LLM(**BASE | ({"max_num_seqs": 4} if tree else {}), speculative_config=config, plugins=[PLUGIN]) as llm:
         jobs = [{"prompt_token_ids": prompt}] * (DRAWS // SIBLINGS)
         outputs = llm.generate(jobs, params, use_tqdm=False)
     drawn = [tuple(each.token_ids) for output in outputs for each in output.outputs]

@@ -13,7 +13,7 @@ from mixed_requests import counted
 from core import LLM
 from core.testing.checkpoints import make_checkpoint
 from tests.speculators.random_heads import write_heads
-from tests.speculators.thirty_two import BASE, WAYS, answers, requests
+from tests.speculators.thirty_two import BASE, TREE, WAYS, answers, requests
 
 HERE = Path(__file__).parent
 QUICK = ("JambaForCausalLM", "Qwen3NextForCausalLM")
@@ -97,4 +97,41 @@ def test_whoever_guesses(
         assert answers(llm, rounds) == expected[: 32 * rounds]
         assert counted(llm).tokens > 15 * rounds
         assert (llm.core.scheduler.num_preemptions > 0) == (way == "few blocks")
+        llm.core.scheduler.check()
+
+
+TREES = MODELS[2:6]
+
+
+@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w == "few rows" else pytest.mark.slow) for w in WAYS])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(m, marks=[] if m == "Gemma2ForCausalLM" else pytest.mark.slow) for m in TREES]
+)
+def test_trees_change_no_token(told: Callable[[str], Any], architecture: str, way: str) -> None:
+    """The answers are on any way through the tree; some tokens are none of the vocabulary, and some siblings alike."""
+    folder, expected, file = told(architecture)
+    config = {"method": "forest", "model": str(file), "speculative_token_tree": TREE, "adaptive": False}
+    with LLM(str(folder), speculative_config=config, plugins=[str(HERE / "oracle.py")], **BASE | WAYS[way]) as llm:
+        assert answers(llm) == expected
+        total = counted(llm)
+        assert total.tokens > 3 * total.drafts, "more than chains"
+        assert len(total.right) >= 4
+        assert sum(total.right) > total.drafts
+        llm.core.scheduler.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize("architecture", TREES)
+def test_whoever_fills_trees(
+    told: Callable[[str], Any], guessers: dict[str, dict[str, Any]], architecture: str, method: str, way: str
+) -> None:
+    folder, expected, _ = told(architecture)
+    nodes = TREE if method != "medusa" else "[(0,),(1,),(2,),(0,0),(0,1),(1,0),(0,0,0),(1,0,0)]"  # it has three heads
+    config = {"method": method, "speculative_token_tree": nodes, "adaptive": False, **guessers[method]}
+    with LLM(str(folder), speculative_config=config, **BASE | WAYS[way]) as llm:
+        assert answers(llm) == expected
+        total = counted(llm)
+        assert total.tokens > 2 * total.drafts > 100
         llm.core.scheduler.check()

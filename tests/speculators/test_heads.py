@@ -13,9 +13,11 @@ from mixed_requests import counted
 from safetensors.torch import load_file
 
 from builtin_plugins.speculators.chain import Chain
+from builtin_plugins.speculators.draft_model import DraftModel
 from builtin_plugins.speculators.medusa import Medusa
 from builtin_plugins.speculators.mlp_speculator import MlpSpeculator
 from core import LLM, SamplingParams
+from core.api import TokenTree
 from core.errors import EngineError
 from core.testing.checkpoints import make_checkpoint
 from tests.speculators.random_heads import (
@@ -28,7 +30,7 @@ from tests.speculators.random_heads import (
     write_head,
     write_heads,
 )
-from tests.speculators.thirty_two import BASE, WAYS, answers
+from tests.speculators.thirty_two import BASE, TREE, WAYS, answers
 
 
 def guessed_like(llm: LLM, expected: list[Any]) -> None:
@@ -65,6 +67,15 @@ def test_a_layer_for_further_tokens_changes_none(
 ) -> None:
     folder, expected = with_mtp(architecture)
     config = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
+    with LLM(str(folder), speculative_config=config, **BASE | WAYS[way]) as llm:
+        guessed_like(llm, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_layer_for_further_tokens_fills_trees(with_mtp: Callable[[str], tuple[Path, list[Any]]], way: str) -> None:
+    folder, expected = with_mtp("DeepseekV3ForCausalLM")
+    config = {"method": "mtp", "speculative_token_tree": TREE, "adaptive": False}
     with LLM(str(folder), speculative_config=config, **BASE | WAYS[way]) as llm:
         guessed_like(llm, expected)
 
@@ -140,13 +151,13 @@ def target(llama: tuple[Path, list[Any]]) -> Any:
 
 
 def guesses_of(monkeypatch: pytest.MonkeyPatch, kind: Any, folder: Path, config: dict[str, Any]) -> Iterator[Any]:
-    """Yield (known tokens, guesses) of some requests."""
-    seen: list[tuple[list[int], list[int]]] = []
+    """Yield (known tokens, guesses, their tree) of some requests."""
+    seen: list[tuple[list[int], list[int], TokenTree | None]] = []
     drafts = kind.drafts
 
     def noted(self: Any, rows: Any) -> Any:
         found = drafts(self, rows)
-        seen.extend((row.tokens.tolist(), draft) for row, draft in zip(rows, found, strict=True))
+        seen.extend((row.tokens.tolist(), draft, row.tree) for row, draft in zip(rows, found, strict=True))
         return found
 
     monkeypatch.setattr(kind, "drafts", noted)
@@ -158,7 +169,7 @@ def guesses_of(monkeypatch: pytest.MonkeyPatch, kind: Any, folder: Path, config:
             [{"prompt_token_ids": [3 * i + 1, *range(5, 9 + 4 * i)]} for i in range(4)], params, use_tqdm=False
         )
     assert len(seen) > 20
-    assert sum(len(draft) >= 2 for _, draft in seen) > 15
+    assert sum(len(draft) >= 2 for _, draft, _ in seen) > 15
     return iter(seen[::5])
 
 
@@ -168,14 +179,59 @@ def test_chains_guess_what_the_published_formulas_do(
 ) -> None:
     method, head, tensors = heads[name]
     config = {"method": method, "model": str(head), "num_speculative_tokens": 3}
-    for tokens, draft in guesses_of(monkeypatch, Chain, llama[0], config):
+    for tokens, draft, _ in guesses_of(monkeypatch, Chain, llama[0], config):
         states = target.states(tokens[:-1])
         if name == "eagle":
             hidden = states[-1]
         else:
             hidden = torch.nn.functional.linear(torch.cat([states[i] for i in (2, 3, 4)], -1), tensors["fc.weight"])
         step = getattr(reference_heads, name)
-        assert draft == reference_heads.chained(step, target, tokens, hidden, len(draft), tensors)
+        assert draft == reference_heads.chained(step, target, tokens, hidden, [0] * len(draft), tensors)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n == "eagle" else pytest.mark.slow)
+        for n in ("draft_model", "eagle", "eagle3", "medusa")
+    ],
+)
+def test_trees_hold_what_the_formulas_find_likely(
+    llama: tuple[Path, list[Any]],
+    heads: Mapping[str, Head],
+    target: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Each node is of its rank among what may follow the nodes before it."""
+    kind: Any = {"medusa": Medusa, "draft_model": DraftModel}.get(name, Chain)
+    if name == "draft_model":
+        small = make_checkpoint("LlamaForCausalLM", tmp_path / "small", seed=2)
+        target = reference_heads.Target(small)
+        _, head, tensors = Head(name, small, {})
+    else:
+        _, head, tensors = heads[name]
+
+    def wanted(tokens: list[int], ranks: tuple[int, ...]) -> int:
+        if name == "draft_model":
+            return reference_heads.model_itself(target, tokens, ranks)[-1]
+        states = target.states(tokens[:-1])
+        if name == "medusa":
+            return reference_heads.medusa(states[-1][-1], tensors, ranks)[-1]
+        hidden = states[-1]
+        if name == "eagle3":
+            hidden = torch.nn.functional.linear(torch.cat([states[i] for i in (2, 3, 4)], -1), tensors["fc.weight"])
+        return reference_heads.chained(getattr(reference_heads, name), target, tokens, hidden, ranks, tensors)[-1]
+
+    nodes = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1), (1, 0, 0)]
+    config = {"method": name, "model": str(head), "speculative_token_tree": str(nodes)}
+    filled = 0
+    for tokens, draft, tree in guesses_of(monkeypatch, kind, llama[0], config):
+        filled += tree is not None
+        shape = tree or TokenTree.chain(len(draft))
+        assert draft == [wanted(tokens, node) for node in shape.nodes]
+    assert filled > 2
 
 
 def test_mimo_guesses_what_its_own_code_does(
@@ -186,9 +242,9 @@ def test_mimo_guesses_what_its_own_code_does(
     target, tensors = reference_heads.Target(plain), load_file(folder / "model.safetensors")
     tensors.pop("lm_head.weight", None)
     config = {"method": "mimo_mtp", "num_speculative_tokens": 3}
-    for tokens, draft in guesses_of(monkeypatch, Chain, folder, config):
+    for tokens, draft, _ in guesses_of(monkeypatch, Chain, folder, config):
         hidden = target.states(tokens[:-1])[-1]
-        wanted = reference_heads.chained(reference_heads.mimo, target, tokens, hidden, len(draft), tensors)
+        wanted = reference_heads.chained(reference_heads.mimo, target, tokens, hidden, [0] * len(draft), tensors)
         assert draft == wanted
 
 
@@ -199,10 +255,10 @@ def test_heads_without_a_cache_guess_what_the_published_formulas_do(
     method, head, tensors = heads[name]
     kind = Medusa if name == "medusa" else MlpSpeculator
     config = {"method": method, "model": str(head), "num_speculative_tokens": 5}
-    for tokens, draft in guesses_of(monkeypatch, kind, llama[0], config):
+    for tokens, draft, _ in guesses_of(monkeypatch, kind, llama[0], config):
         hidden = target.states(tokens[:-1])[-1][-1]
         if name == "medusa":
-            wanted = reference_heads.medusa(hidden, tensors, 3)
+            wanted = reference_heads.medusa(hidden, tensors, [0] * 3)
         else:
             tied = name == "tied"
             wanted = reference_heads.mlp_speculator(hidden, tokens[-1], tensors, 3, INNER, tied=tied)

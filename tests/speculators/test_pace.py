@@ -44,7 +44,7 @@ def test_rows_whose_guesses_are_right_guess_more() -> None:
     pace = told({4: 1.0, 8: 1.2, 24: 2.5})
     rows = np.arange(4)
     for _ in range(10):
-        pace.verified(rows, np.full(4, 5), np.array([5, 5, 0, 0]))
+        pace.verified(rows, np.array([5, 5, 1, 1]), np.array([5, 5, 0, 0]))
     good, also, bad, worse = choose(pace, 4)
     assert good == also > bad == worse
 
@@ -99,7 +99,7 @@ def test_models_of_long_steps_are_tried_once_the_time_is_saved() -> None:
 def test_a_row_forgets_who_had_it() -> None:
     pace = told({1: 1.0, 6: 3.0})
     for _ in range(10):
-        pace.verified(np.array([0]), np.array([5]), np.array([0]))
+        pace.verified(np.array([0]), np.array([1]), np.array([0]))
     low = pace.likely(np.array([0]))[0]
     pace.entered(0)
     assert pace.likely(np.array([0]))[0] > low + 0.2

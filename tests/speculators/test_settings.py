@@ -45,8 +45,20 @@ def test_defaults_and_names_of_methods(options: Any) -> None:
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "is more than prompt_lookup_max"),
         ({"method": "ngram", "disable_by_batch_size": 1}, "would never guess"),
         ({"num_speculative_tokens": 3}, "names no method"),
-        ({"method": "eagle", "speculative_token_tree": "[(0,), (1,), (0, 0)]"}, "trees with branches"),
-        ({"method": "eagle", "speculative_token_tree": 3}, "is no chain"),
+        ({"method": "eagle", "speculative_token_tree": 3}, "speculative_token_tree 3 is no list of nodes"),
+        ({"method": "eagle", "speculative_token_tree": "[(0,), 1"}, "is no list of nodes"),
+        ({"method": "eagle", "speculative_token_tree": "[]"}, "is no list of nodes"),
+        ({"method": "eagle", "speculative_token_tree": "[('a',)]"}, "is no list of nodes"),
+        ({"method": "eagle", "speculative_token_tree": "[(0,), ()]"}, r"has a node \(\)"),
+        ({"method": "eagle", "speculative_token_tree": "[(0,), (-1,)]"}, r"has a node \(-1,\)"),
+        ({"method": "eagle", "speculative_token_tree": "[(0,), (0,)]"}, "names a node twice"),
+        ({"method": "eagle", "speculative_token_tree": "[(1,)]"}, r"has \(1,\) but not \(0,\)"),
+        ({"method": "eagle", "speculative_token_tree": "[(0,), (1, 0)]"}, r"has \(1, 0\) but not \(1,\)"),
+        ({"method": "eagle", "speculative_token_tree": str([(i,) for i in range(65)])}, "65 nodes; at most 64"),
+        (
+            {"method": "eagle", "speculative_token_tree": "[(0,), (1,)]", "num_speculative_tokens": 3},
+            "has 2 nodes, and --speculative-config.num_speculative_tokens is 3",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(given: Any, says: str, options: Any) -> None:
@@ -58,7 +70,16 @@ def test_a_chain_is_a_tree_and_vllms_other_keys_are_taken(options: Any) -> None:
     given = {"method": "deepseek_mtp", "speculative_token_tree": "[(0,), (0, 0)]", "enforce_eager": True}
     found = read(given, options)
     assert found is not None
-    assert (found.method, found.most) == ("mtp", 2)
+    assert (found.method, found.most, found.tree) == ("mtp", 2, None)
+
+
+@pytest.mark.parametrize("given", ["[(1,), (0,), (0, 0)]", [[0], [1], [0, 0]]])
+def test_a_tree_states_its_nodes_in_any_order(given: Any, options: Any) -> None:
+    for more in ({}, {"num_speculative_tokens": 3}):
+        found = read({"method": "eagle", "speculative_token_tree": given, **more}, options)
+        assert found is not None
+        assert found.tree is not None
+        assert (found.most, found.tree.nodes) == (3, ((0,), (0, 0), (1,)))
 
 
 @pytest.mark.parametrize(

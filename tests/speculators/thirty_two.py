@@ -20,6 +20,7 @@ BASE: dict[str, Any] = {
     "mamba_block_size": 16,
     "enable_prefix_caching": True,
 }
+TREE = "[(0,),(1,),(2,),(0,0),(0,1),(1,0),(0,0,0),(0,1,0),(1,0,0),(0,0,0,0),(1,0,0,0),(1,0,0,0,0)]"
 WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "depth 2": {"async_scheduling": True},

@@ -26,6 +26,7 @@ class PagedAttention:
     device_lengths = True
     kv_dtypes = KV_DTYPES
     kv_scales = True
+    slot_tokens = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -39,9 +40,8 @@ class PagedAttention:
         lengths = inputs.kv_lens
         if inputs.slack is not None and inputs.lengths is not None:
             lengths = inputs.lengths.tolist()  # on a CPU they are known when the step runs
-        return AttentionStep(
-            self._library, inputs.query_starts, lengths, inputs.block_table, inputs.slots, inputs.block_size
-        )
+        where = inputs.block_table, inputs.slots, inputs.block_size, inputs.slot_tokens
+        return AttentionStep(self._library, inputs.query_starts, lengths, *where)
 
     def attend(
         self,

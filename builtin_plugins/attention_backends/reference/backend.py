@@ -14,6 +14,7 @@ class ReferenceAttention:
     graph_support = "none"
     kv_dtypes = KV_DTYPES
     kv_scales = True
+    slot_tokens = True
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return [num_blocks, vectors, block_size, kv_heads, row_size]."""
@@ -35,8 +36,9 @@ class ReferenceAttention:
         """Write keys and values, then let each sequence look at what it may see."""
         blocks, offsets = plan.slots // plan.block_size, plan.slots % plan.block_size
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
+        rows = for_cache(params, own, cache)
         stored = movable(cache)
-        stored[blocks, :, offsets] = for_cache(params, own, cache)
+        stored[blocks, :, offsets] = rows if plan.slot_tokens is None else rows[plan.slot_tokens]
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for i, kv_len in enumerate(plan.kv_lens):
             start, end = plan.query_starts[i], plan.query_starts[i + 1]

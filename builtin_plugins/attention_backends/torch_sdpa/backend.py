@@ -26,6 +26,7 @@ class TorchAttention:
     device_lengths = True
     kv_dtypes = KV_DTYPES
     kv_scales = True
+    slot_tokens = True
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return [num_blocks, block_size, vectors, kv_heads, row_size]."""
@@ -48,7 +49,7 @@ class TorchAttention:
         flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, row_size]
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
         rows = for_cache(params, own, cache)
-        movable(flat)[plan.slots] = rows
+        movable(flat)[plan.slots] = rows if plan.slot_tokens is None else rows[plan.slot_tokens]
         if params.kv_dtype is not None:  # what a token sees does not depend on how its prompt was cut into steps
             own = from_cache(params, rows, cache, query.dtype)
         key, value = own[:, 0], own[:, -1]

@@ -101,7 +101,7 @@ class StepPlan:
     """One group in one step. What layers of equal reach need is made once, for the first of them."""
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        self.slots = inputs.slots
+        self.slots, self.slot_tokens = inputs.slots, inputs.slot_tokens
         self._inputs = inputs
         self._dtype: torch.dtype
         self._lens = np.asarray(inputs.kv_lens, dtype=np.int64)

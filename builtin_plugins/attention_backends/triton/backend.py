@@ -28,6 +28,8 @@ class Plan:
     """Some sequence has one token."""
     reads: bool
     """Some sequence has several."""
+    slot_tokens: torch.Tensor | None = None
+    """As in `AttentionInputs`."""
     pieces: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     def pieces_of(self, layer: Layer) -> torch.Tensor:
@@ -61,6 +63,7 @@ class TritonAttention:
 
     graph_support = "decode"
     device_lengths = True
+    slot_tokens = True
 
     def __init__(self) -> None:
         self._programs: int | None = None
@@ -82,7 +85,7 @@ class TritonAttention:
             starts = torch.tensor(places, dtype=torch.int32).to(device, non_blocking=True)
         decodes = any(end - start == 1 for start, end in pairwise(places))
         step = Step(starts, lengths, inputs.block_table, inputs.block_size, num_tokens)
-        return Plan(step, inputs.slots, decodes, reads=num_tokens > num_seqs)
+        return Plan(step, inputs.slots, decodes, num_tokens > num_seqs, inputs.slot_tokens)
 
     def attend(
         self,
@@ -95,6 +98,8 @@ class TritonAttention:
     ) -> torch.Tensor:
         """Write keys and values, then compute sequences that decode, then the others."""
         layer = _layer(params)
+        if plan.slot_tokens is not None:
+            key, value = key[plan.slot_tokens], value[plan.slot_tokens]
         write(key, None if layer.is_latent else value, cache, plan.slots)
         out = query.new_empty(*query.shape[:2], layer.value_size)
         if plan.decodes:

@@ -77,6 +77,20 @@ def check_equals_dense_attention(subject: Subject) -> None:
                 _assert_close(where, got, truth, _TOLERANCE[dtype])
 
 
+def check_keeps_a_key_in_several_places_where_it_says_so(subject: Subject) -> None:
+    """Sequences may part behind a token that is computed once: each has its key among its own."""
+    if not getattr(_make(subject), "slot_tokens", False):
+        return
+    for dtype, params in _variants(subject):
+        for block_size in _BLOCK_SIZES:
+            sequences = _sequences(subject, params, dtype, block_size)
+            sequences.step({0: 1, 2: 15, 4: 33})
+            for first in (0, 2, 4):
+                got, truth = sequences.branch(first, first + 1)
+                where = f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, a key in two places"
+                _assert_close(where, got, truth, _TOLERANCE[dtype])
+
+
 def check_sees_all_of_what_an_encoder_made(subject: Subject) -> None:
     """In a cross layer nothing is hidden; keys and values come once, in the step that encodes, apart from queries."""
     for dtype, params in _variants(subject, reaches=({"causal": False},)):
