@@ -48,6 +48,22 @@ class AttentionParams:
     """False in a layer that attends to what an encoder made: every token sees all of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """What becomes of queries and keys before attention: norms over each head, where there are weights, then rotary positions,
+    as the ops `rms_norm` and `rotary` say."""
+
+    query_norm: torch.Tensor | None
+    """[head_size]"""
+    key_norm: torch.Tensor | None
+    """[head_size]; both, or neither."""
+    eps: float
+    offset: float
+    cos_sin: torch.Tensor
+    """[positions, rotary_size] float32."""
+    interleaved: bool
+
+
 @dataclass(slots=True)
 class AttentionInputs:
     """One KV group in one step, as the runner prepares it. Lists are on the host: nothing is read back."""
@@ -90,6 +106,9 @@ class AttentionBackend(Protocol):
     Optional: `kv_dtypes`, names of dtypes beside the model's own in which it can cache; `kv_scales = True`, where it
     reads `params.key_scale` and `value_scale`. A model that needs what is missing is refused by name.
     One that finds on the device what sequences with `AttentionInputs.slack` see has `device_lengths = True`.
+    `attend_turning(params, turning, query, key, value, positions, cache, plan)`: `attend` for query and key that are not yet
+    as `turning` says, at `positions` [num_tokens] int64; both may be changed in place. Layers of which it does not say all
+    call `attend`.
     """
 
     graph_support: str

@@ -150,15 +150,23 @@ def test_a_step_is_done_again_with_what_later_steps_bring() -> None:
     assert recorder.replays == 4  # but the first, which was plain
 
 
-@pytest.mark.parametrize(
-    "changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}, {"adapter_set": 1}]
-)
+@pytest.mark.parametrize("changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}])
 def test_steps_of_other_kinds_and_sizes_are_plain_calls(changes: dict[str, Any]) -> None:
     model, recorder = replayed(result_of)
     for _ in range(3):
         model(batch_of(4, 1.0, **changes))
         model(batch_of(3, 1.0))
     assert recorder.replays == 0
+
+
+def test_steps_are_recorded_for_each_set_of_adapters_and_those_before_it_are_forgotten() -> None:
+    model, recorder = replayed(result_of)
+    for adapters in (0, 3, 5, 0, 5, 3):
+        for number in range(3):
+            batch = batch_of(4, float(number), adapter_set=adapters)
+            assert torch.equal(model(batch), result_of(batch))
+        assert len({kind[1] for kind in model._recorded} - {0}) <= 1
+    assert recorder.replays == 2 + 2 + 2 + 3 + 3 + 3
 
 
 def test_a_model_that_reads_a_steps_numbers_on_the_host_is_called_as_ever() -> None:

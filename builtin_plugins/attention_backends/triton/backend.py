@@ -10,8 +10,10 @@ import torch
 from core_kernels.triton import attention
 from core_kernels.triton.attention import Layer, Step
 from core_kernels.triton.cache import write
+from core_kernels.triton.turned import write_turned
 
 from core.api import AttentionInputs, AttentionParams, KVSpec
+from core.contracts.attention import Turning
 
 PROGRAMS_PER_PROCESSOR: Final = 4
 PROGRAMS_ELSEWHERE: Final = 4
@@ -96,6 +98,27 @@ class TritonAttention:
         """Write keys and values, then compute sequences that decode, then the others."""
         layer = _layer(params)
         write(key, None if layer.is_latent else value, cache, plan.slots)
+        return self._read(layer, query, cache, plan)
+
+    def attend_turning(
+        self,
+        params: AttentionParams,
+        turning: Turning,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Plan,
+    ) -> torch.Tensor:
+        """Norm and turn queries in place, and keys on their way to the cache; values go there in the same launch."""
+        write_turned(
+            query, key, value, (turning.query_norm, turning.key_norm), turning.eps, turning.offset, turning.cos_sin,
+            positions, turning.interleaved, cache, plan.slots,
+        )  # fmt: skip
+        return self._read(_layer(params), query, cache, plan)
+
+    def _read(self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
         out = query.new_empty(*query.shape[:2], layer.value_size)
         if plan.decodes:
             pieces, programs = plan.pieces_of(layer), self._programs_of(layer, query.device)

@@ -22,6 +22,9 @@ LEAST_STEPS: Final = (1, 2, 4)
 MOST_ROWS: Final = 512
 """Of larger steps launches are a small part."""
 
+_Kind = tuple[int, int]
+"""Of a step: how many rows it has, and which adapters."""
+
 log = logging.getLogger(__name__)
 
 
@@ -86,24 +89,26 @@ class ReplayedModel:
 
     def __init__(self, model: Model, sizes: Sequence[int], max_model_len: int, recorder: Recorder) -> None:
         self._model, self._sizes, self._max_model_len, self._recorder = model, frozenset(sizes), max_model_len, recorder
-        self._recorded: dict[int, _Recorded] = {}
-        self._seen: set[int] = set()
-        self._refused = False
+        self._recorded: dict[_Kind, _Recorded] = {}
+        self._seen: set[_Kind] = set()
+        self._refused: set[int] = set()
+        """Adapters with which steps are not recorded; 0: without any."""
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
-        size = len(batch.input_ids)
-        if self._refused or size not in self._sizes or not _only_decodes(batch):
+        kind = size, adapters = len(batch.input_ids), batch.adapter_set
+        if adapters in self._refused or size not in self._sizes or not _only_decodes(batch):
             return self._model(batch)
-        recorded = self._recorded.get(size)
+        recorded = self._recorded.get(kind)
         if recorded is None:
-            if size not in self._seen:  # kernels are compiled, and libraries get ready, in a plain call
-                self._seen.add(size)
+            if kind not in self._seen:  # kernels are compiled, and libraries get ready, in a plain call
+                self._seen.add(kind)
                 return self._model(batch)
             recorded = self._record(batch)
             if recorded is None:
                 return self._model(batch)
-            self._recorded[size] = recorded
+            self._forget_older(adapters)
+            self._recorded[kind] = recorded
         recorded.batch.input_ids.copy_(batch.input_ids)
         recorded.batch.positions.copy_(batch.positions)
         for layer, plan in recorded.plans.items():
@@ -118,10 +123,15 @@ class ReplayedModel:
             own, plans = self._own(batch)
             run, out = self._recorder.record(lambda: self._model(own))
         except (_Refused, RuntimeError) as error:
-            self._refused = True
+            self._refused.add(batch.adapter_set)
             log.info("steps are not recorded: %s", error)
             return None
         return _Recorded(own, plans, run, out)
+
+    def _forget_older(self, adapters: int) -> None:
+        """Let go of what was recorded with adapters that were set before these."""
+        for kind in [kind for kind in self._recorded if adapters and kind[1] not in (0, adapters)]:
+            del self._recorded[kind]
 
     def _own(self, batch: ForwardBatch) -> tuple[ForwardBatch, dict[int, Any]]:
         """Return the step in memory of its own, and its plans by the first layer that has each."""
@@ -143,5 +153,5 @@ class ReplayedModel:
 def _only_decodes(batch: ForwardBatch) -> bool:
     """Say whether a step has one token of each row, and nothing that a recorded one has not."""
     given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
-    plain = given and not (batch.entering or batch.adapted or batch.adapter_set)
+    plain = given and not (batch.entering or batch.adapted)
     return plain and len(batch.counts) == len(batch.input_ids) and all(hasattr(p, "kept") for p in batch.attention)
