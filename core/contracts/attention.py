@@ -116,7 +116,8 @@ class AttentionBackend(Protocol):
 
     A graph finds what it reads of a step at the same places each time. So a plan has, unless this is "none", a method
     `kept(max_len)`, which returns the plan in memory of its own with room for sequences so long, and that one
-    `take(plan)`, which copies the numbers of another step of as many sequences there.
+    `take(plan)`, which copies the numbers of another step of as many sequences there. With "full" it has a method
+    `kept_for_any(max_len)` as well, whose plan takes those of any step of as many tokens, whatever its sequences are.
     """
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:

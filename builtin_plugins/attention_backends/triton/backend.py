@@ -41,7 +41,7 @@ class Plan:
         return found
 
     def kept(self, max_len: int) -> Plan:
-        """Return the plan in memory of its own, where plans of later steps of as many rows, each up to so long, find room."""
+        """Return the plan in memory of its own, where plans of later steps of as many sequences find room, each up to so long."""
         step, slots = self.step, self.slots.clone()
         num_seqs, width = step.table.shape
         table = step.table.new_zeros(num_seqs, max(width, -(-max_len // step.block_size) + 1))
@@ -49,19 +49,39 @@ class Plan:
         kept = replace(step, starts=step.starts.clone(), lengths=step.lengths.clone(), table=table)
         return Plan(kept, slots, self.decodes, self.reads)
 
+    def kept_for_any(self, max_len: int) -> Plan:
+        """Return a plan in memory of its own, where plans of all steps of as many tokens find room: each token may be a
+        sequence, and those that are none have no tokens."""
+        step = self.step
+        count, width = step.num_tokens, max(step.table.shape[1], -(-max_len // step.block_size) + 1)
+        kept = replace(
+            step,
+            starts=step.starts.new_zeros(count + 1),
+            lengths=step.lengths.new_zeros(count),
+            table=step.table.new_zeros(count, width),
+            queries=count,
+        )
+        made = Plan(kept, self.slots.clone(), decodes=True, reads=True)
+        made.take(self)
+        return made
+
     def take(self, other: Plan) -> None:
-        """Copy what another step of as many rows reads, for what was recorded with this plan."""
+        """Copy what another step reads, for what was recorded with this plan."""
         own, theirs = self.step, other.step
-        own.starts.copy_(theirs.starts)
-        own.lengths.copy_(theirs.lengths)
-        own.table[:, : theirs.table.shape[1]].copy_(theirs.table)
+        num_seqs, width = theirs.table.shape
+        own.starts[: num_seqs + 1].copy_(theirs.starts)
+        own.starts[num_seqs + 1 :].fill_(own.num_tokens)
+        own.lengths[:num_seqs].copy_(theirs.lengths)
+        own.lengths[num_seqs:].zero_()
+        own.table[:num_seqs, :width].copy_(theirs.table)
         self.slots.copy_(other.slots)
+        self.pieces.clear()  # a recorded step works them out itself each time
 
 
 class TritonAttention:
     """A block has the keys of its tokens, then their values: [num_blocks, vectors, block_size, kv_heads, head_size]."""
 
-    graph_support = "decode"
+    graph_support = "full"
     device_lengths = True
 
     def __init__(self) -> None:
