@@ -92,7 +92,7 @@ class ReplayedModel:
     ) -> None:
         """`mixed`: not only steps in which every row decodes are recorded, where the attention backend's plans allow it."""
         self._model, self._sizes, self._max_model_len, self._recorder = model, frozenset(sizes), max_model_len, recorder
-        self._mixed = mixed
+        self._mixed, self._moved = mixed, 0
         self._recorded: dict[_Kind, _Recorded] = {}
         self._seen: set[_Kind] = set()
         self._refused: set[int] = set()
@@ -100,6 +100,10 @@ class ReplayedModel:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
+        moved = getattr(self._model, "times_moved", 0)
+        if moved != self._moved:  # what was recorded has the places of before
+            self._recorded.clear()
+            self._moved = moved
         size, adapters, decodes = len(batch.input_ids), batch.adapter_set, len(batch.counts) == len(batch.input_ids)
         kind = size, adapters, decodes
         if adapters in self._refused or size not in self._sizes or not self._is_kept(batch, decodes):
