@@ -6,80 +6,79 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from core_kernels.low_rank import LowRankLayer, LowRankOps, LowRankTable
 
 from builtin_plugins.lora.deltas import Delta
+from builtin_plugins.lora.packing import Kernel, Packed, Table
 
 Tensor = torch.Tensor
-ROOM = 1024
-"""Tokens, at first."""
 
 
 class Active:
     """The slots of one step's tokens."""
 
-    def __init__(self, kernel: LowRankOps | None, dtype: torch.dtype, device: str, num_slots: int) -> None:
+    def __init__(self, kernel: Kernel | None, dtype: torch.dtype, device: str, num_slots: int) -> None:
         """`dtype`: of adapters; `kernel` takes packed ones, where there is one."""
         self._kernel, self._dtype, self._device = kernel, dtype, device
-        self.num_slots = num_slots
-        self.moves = 0
-        """How often what the kernel reads of a step has got another place."""
-        self._of_token: Tensor = torch.empty(ROOM, dtype=torch.int32)
-        self._num_tokens = 0
+        self._num_slots = num_slots
+        self._rows = None if kernel is None else kernel.rows(num_slots)
+        self._of_token = np.empty(0, dtype=np.int32)
         self._places: list[tuple[int, Tensor | None]] | None = None
         """Of the step's tokens by slot, once somebody has asked; None in place of places: all are of one slot."""
 
     def set(self, slot_of_row: Sequence[int], counts: Sequence[int]) -> None:
         """Take note of a step's tokens."""
         of_token = np.repeat(np.asarray(slot_of_row, dtype=np.int32), np.asarray(counts, dtype=np.int64))
-        self._num_tokens, self._places = len(of_token), None
-        if len(of_token) > len(self._of_token):
-            self._of_token = torch.empty(2 * len(of_token), dtype=torch.int32)
-            self.moves += 1
-        self._of_token[: len(of_token)] = torch.from_numpy(of_token)
+        self._of_token, self._places = of_token, None
+        if self._rows is not None:
+            self._rows.take(of_token)
+
+    @property
+    def moves(self) -> int:
+        """How often what the kernel reads of a step has got another place."""
+        return 0 if self._rows is None else self._rows.moves
+
+    def table(self, num_parts: int) -> Table:
+        """Return a table of packed adapters for a module of so many parts."""
+        assert self._kernel is not None, "without it nothing is packed"
+        return self._kernel.table(self._num_slots, num_parts)
 
     def places(self, tokens: Tensor | slice | None) -> list[tuple[int, Tensor | None]]:
         """Return, for each slot, where among these tokens its own are; None: they all are."""
         if tokens is None:
             if self._places is None:
-                self._places = self._find(self._of_token[: self._num_tokens])
+                self._places = self._find(self._of_token)
             return self._places
-        return self._find(self._chosen(tokens))
+        return self._find(self._of_token[tokens if isinstance(tokens, slice) else tokens.cpu().numpy()])
 
-    def _find(self, of_token: Tensor) -> list[tuple[int, Tensor | None]]:
-        numbers = of_token.numpy()
+    def _find(self, numbers: npt.NDArray[np.int32]) -> list[tuple[int, Tensor | None]]:
         slots = [int(slot) for slot in np.unique(numbers) if slot >= 0]
         if slots and (numbers == slots[0]).all():
             return [(slots[0], None)]
         return [(s, torch.from_numpy(np.flatnonzero(numbers == s)).to(self._device, non_blocking=True)) for s in slots]
 
-    def _chosen(self, tokens: Tensor | slice) -> Tensor:
-        where = tokens if isinstance(tokens, slice) else tokens.to(self._of_token.device)
-        return self._of_token[: self._num_tokens][where].contiguous()
-
-    def add_packed(self, table: LowRankTable, x: Tensor, out: Tensor, tokens: Tensor | slice | None) -> None:
+    def add_packed(self, table: Table, x: Tensor, out: Tensor, tokens: Tensor | slice | None) -> None:
         """Add to out [n, columns] what the packed adapter of each row makes of x [n, inputs]."""
         assert self._kernel is not None, "without it nothing is packed"
-        adapters = self._of_token
-        if tokens is not None:
-            self._kernel.refuse("adapters are of chosen tokens")
-            adapters = self._chosen(tokens)
+        assert self._rows is not None
+        rows = self._rows.among(tokens)
         if x.dtype is out.dtype is self._dtype and x.stride(1) == out.stride(1) == 1:
-            self._kernel.add(out, x, adapters, table)
+            self._kernel.add(out, x, rows, table)
             return
         self._kernel.refuse("adapters have another dtype than their layer")
-        more = torch.zeros(out.shape, dtype=self._dtype)
-        self._kernel.add(more, x.to(self._dtype).contiguous(), adapters, table)
+        more = torch.zeros(out.shape, dtype=self._dtype, device=out.device)
+        self._kernel.add(more, x.to(self._dtype).contiguous(), rows, table)
         out += more
 
 
 class Handler:
     """The adapters of one module: each row gets what its own adapter adds."""
 
-    def __init__(self, active: Active) -> None:
-        self._active = active
-        self._table: LowRankTable | None = None
+    def __init__(self, active: Active, num_parts: int) -> None:
+        """`num_parts`: of the module's weight in checkpoints."""
+        self._active, self._num_parts = active, num_parts
+        self._table: Table | None = None
         self._deltas: dict[int, Delta] = {}
         """By slot: what is left to torch."""
 
@@ -87,10 +86,10 @@ class Handler:
         """Set what torch is to add for the adapter in a slot."""
         self._deltas[slot] = delta
 
-    def put_packed(self, slot: int, layer: LowRankLayer) -> None:
+    def put_packed(self, slot: int, layer: Packed) -> None:
         """Set what the kernel is to add."""
         if self._table is None:
-            self._table = LowRankTable(self._active.num_slots)
+            self._table = self._active.table(self._num_parts)
         self._table.put(slot, layer)
 
     def leave(self, slot: int) -> None:

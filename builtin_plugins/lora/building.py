@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from core_kernels.low_rank import LowRankLayer, LowRankOps
 from torch import nn
 
 from builtin_plugins.lora.deltas import (
@@ -22,7 +21,7 @@ from builtin_plugins.lora.deltas import (
     VocabDelta,
 )
 from builtin_plugins.lora.names import meaning
-from builtin_plugins.lora.packing import pack
+from builtin_plugins.lora.packing import Kernel, Packed, pack
 from builtin_plugins.lora.peft import PeftConfig
 from builtin_plugins.lora.places import Place, Places
 from builtin_plugins.lora.stored import AdapterFiles, BadAdapter, Bits
@@ -46,7 +45,7 @@ _DTYPES: Final[Mapping[str, tuple[type[np.generic], torch.dtype]]] = {
 class Built:
     """An adapter, ready for one rank's modules."""
 
-    packed: dict[nn.Module, LowRankLayer] = field(default_factory=dict)
+    packed: dict[nn.Module, Packed] = field(default_factory=dict)
     """What the kernel adds."""
     deltas: dict[nn.Module, Delta] = field(default_factory=dict)
     """What torch adds."""
@@ -56,9 +55,7 @@ class Built:
     @property
     def num_bytes(self) -> int:
         """Of all that is kept."""
-        packed = sum(
-            layer.memory.nbytes + (0 if layer.bias is None else layer.bias.nbytes) for layer in self.packed.values()
-        )
+        packed = sum(layer.num_bytes for layer in self.packed.values())
         return packed + sum(tensor.nbytes for delta in self.deltas.values() for tensor in delta.tensors)
 
 
@@ -71,7 +68,7 @@ class Builder:
         group: ParallelGroup,
         dtype: torch.dtype,
         device: str,
-        kernel: LowRankOps | None,
+        kernel: Kernel | None,
         *,
         max_rank: int,
         sharded: bool,

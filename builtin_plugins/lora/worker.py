@@ -56,7 +56,8 @@ class Deltas:
         self._places = places_of(parts.model)
         self._dtype = dtype_of(self._settings, parts.context.dtype)
         device = parts.context.device
-        kernel = kernel_for(self._dtype, device)
+        has_triton = bool(parts.facts.get("triton"))
+        kernel = kernel_for(self._dtype, device, self._settings.max_rank, has_triton=has_triton)
         self._active = Active(kernel, self._dtype, device, self._settings.max_loras)
         self._builder = Builder(
             self._places,
@@ -139,7 +140,8 @@ class Deltas:
         self._set_for = (-1,)  # whatever is set may be of what was there before
 
     def _handler(self, module: torch.nn.Module) -> Handler:
-        return self._handlers.setdefault(module, Handler(self._active))
+        parts: Mapping[str, slice] = module.prefixes  # type: ignore[assignment]
+        return self._handlers.setdefault(module, Handler(self._active, len(parts)))
 
     def _load(self, wanted: Wanted) -> None:
         """Read an adapter, in the thread beside the steps, and tell how it went."""

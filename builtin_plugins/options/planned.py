@@ -64,10 +64,6 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "cpu_offload_gb": (float, 0.0),
     },
     "Graph capture and compilation": {
-        "cudagraph_capture_sizes": (list[int] | None, None),
-        "max_cudagraph_capture_size": (Number, None),
-        "compilation_config": (Json | int, {}),
-        "optimization_level": (Literal["O0", "O1", "O2", "O3", 0, 1, 2, 3], "O2"),
         "cudagraph_metrics": (bool, False),
     },
     "Special variants of attention": {
@@ -152,19 +148,8 @@ def _all_zero(value: Any) -> bool:
     return all(type(count) is int and count == 0 for count in counts)
 
 
-def _uncompiled(value: Any) -> bool:
-    """Say whether a configuration of compilation switches it off, under the name of today or an earlier one."""
-    switched = value if isinstance(value, Mapping) else {"mode": value}
-    off = {"level": (0, "0"), "mode": (0, "0", "NONE", "none"), "cudagraph_mode": (0, "NONE", "none")}
-    return all(name in off and type(v) is not bool and v in off[name] for name, v in switched.items())
-
-
 NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
     "limit_mm_per_prompt": _all_zero,
-    "compilation_config": _uncompiled,
-    "optimization_level": lambda value: value in ("O0", 0, "0"),
-    "cudagraph_capture_sizes": lambda value: value == [],
-    "max_cudagraph_capture_size": lambda value: value == 0,
     "mm_processor_cache_gb": lambda value: value == 0,
     "swap_space": lambda value: value == 0,
     **dict.fromkeys(

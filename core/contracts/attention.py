@@ -49,6 +49,22 @@ class AttentionParams:
     """False in a layer that attends to what an encoder made: every token sees all of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """What becomes of queries and keys before attention: norms over each head, where there are weights, then rotary positions,
+    as the ops `rms_norm` and `rotary` say."""
+
+    query_norm: torch.Tensor | None
+    """[head_size]"""
+    key_norm: torch.Tensor | None
+    """[head_size]; both, or neither."""
+    eps: float
+    offset: float
+    cos_sin: torch.Tensor
+    """[positions, rotary_size] float32."""
+    interleaved: bool
+
+
 @dataclass(slots=True)
 class AttentionInputs:
     """One KV group in one step, as the runner prepares it. Lists are on the host: nothing is read back."""
@@ -97,6 +113,9 @@ class AttentionBackend(Protocol):
     what is missing is refused by name.
     One that finds on the device what sequences with `AttentionInputs.slack` see has `device_lengths = True`; one that writes
     keys where `AttentionInputs.slot_tokens` says, `slot_tokens = True`.
+    `attend_turning(params, turning, query, key, value, positions, cache, plan)`: `attend` for query and key that are not yet
+    as `turning` says, at `positions` [num_tokens] int64; both may be changed in place. Layers of which it does not say all
+    call `attend`.
     """
 
     graph_support: str
@@ -104,7 +123,8 @@ class AttentionBackend(Protocol):
 
     A graph finds what it reads of a step at the same places each time. So a plan has, unless this is "none", a method
     `kept(max_len)`, which returns the plan in memory of its own with room for sequences so long, and that one
-    `take(plan)`, which copies the numbers of another step of as many sequences there.
+    `take(plan)`, which copies the numbers of another step of as many sequences there. With "full" it has a method
+    `kept_for_any(max_len)` as well, whose plan takes those of any step of as many tokens, whatever its sequences are.
     """
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:

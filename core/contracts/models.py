@@ -103,7 +103,8 @@ class Model(Protocol):
 
     Optional: `update_weights(tensors)`, which fills some parameters again in the memory they have, and changes nothing
     where a name is unknown or a shape is wrong; then `times_filled` says how often parameters were filled, so that what
-    was computed with others is told apart.
+    was computed with others is told apart. `times_moved`: how often weights or caches may have got other places in memory, for
+    who remembers those; whoever moves them sets it.
     """
 
     vocab_size: int

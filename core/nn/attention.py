@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from core.contracts import AttentionParams
+from core.contracts.attention import Turning
 from core.errors import ModelError
 from core.nn.cached_as import CachedAs
 from core.nn.linear import Linear, Slice
-from core.nn.norm import HeadsNorm, make_norm, optional_norm
+from core.nn.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
 from core.nn.relative import RelativeBias
 from core.nn.weights import empty_parameter, fill
 from core.spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
@@ -144,7 +146,11 @@ class Attention(nn.Module):
         if self.spec.in_scale != 1.0:
             x = x * self.spec.in_scale
         product = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
-        query, key, value = self._parts(product, positions)
+        if self._turning is not None:
+            parts = self._parts(product)
+            out = self._backend.attend_turning(self.params, self._turning, *parts, positions, self.cache, plan)  # type: ignore[attr-defined]
+            return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
+        query, key, value = self._turned_parts(product, positions)
         if self.spec.temperature is not None:
             query = query * growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
         if self.kv_spec is None:
@@ -155,10 +161,40 @@ class Attention(nn.Module):
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)
         return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
 
-    def _parts(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    @cached_property
+    def _turning(self) -> Turning | None:
+        """Return what the backend does to queries and keys; None: not all that is to be done, so it does nothing of it."""
+        spec, rotary = self.spec, self._rotary
+        norms = (None, None) if spec.qk_norm_over == "all" else (self.q_norm, self.k_norm)
+        weights = [norm.weight for norm in norms if isinstance(norm, RmsNorm)]
+        known = norms == (None, None) or (len(weights) == len(norms) and not spec.qk_norm_turned)
+        own = self.source is None and not self.is_source and self.kv_spec is not None and spec.temperature is None
+        if rotary is None or not (known and own and hasattr(self._backend, "attend_turning")):
+            return None
+        query_norm, key_norm = weights or (None, None)
+        eps, offset = (0.0, 0.0) if spec.qk_norm is None else (spec.qk_norm.eps, spec.qk_norm.offset)
+        return Turning(query_norm, key_norm, eps, offset, rotary.cos_sin, rotary.interleaved)
+
+    def _turned_parts(
+        self, qkv: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return query, key and value [n, heads, head_size], normalised and turned."""
         if self.source is not None:
             return self._query_of_another(qkv, positions)
+        query, key, value = self._parts(qkv)
+        each = self.q_norm is not None and self.spec.qk_norm_over != "all"
+        if each and not self.spec.qk_norm_turned:
+            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
+        if self._rotary is not None:
+            query, key = self._rotary(query, key, positions)
+        if each and self.spec.qk_norm_turned:
+            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
+        if self.is_source:
+            self.last = key, value
+        return query, key, value
+
+    def _parts(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query, key and value [n, heads, head_size], whose heads are neither normalised nor turned."""
         rows, spec = self.qkv.slices, self.spec
         query, key, value = qkv[:, rows["q"]], qkv[:, rows["k"]], qkv[:, rows["k" if spec.key_is_value else "v"]]
         if spec.qk_norm_over == "all":
@@ -174,15 +210,6 @@ class Attention(nn.Module):
             value = self.v_norm(value)
         elif spec.key_is_value:
             value = value.clone()  # the key may turn in place
-        each = self.q_norm is not None and spec.qk_norm_over != "all"
-        if each and not spec.qk_norm_turned:
-            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
-        if self._rotary is not None:
-            query, key = self._rotary(query, key, positions)
-        if each and spec.qk_norm_turned:
-            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]
-        if self.is_source:
-            self.last = key, value
         return query, key, value
 
     def _query_of_another(

@@ -32,7 +32,7 @@ class Rotary:
     def __init__(self, spec: RopeSpec, max_positions: int, context: BuildContext) -> None:
         self.cos_sin: torch.Tensor
         self._spec, self._max_positions, self._device = spec, max_positions, context.device
-        self._interleaved = spec.interleaved
+        self.interleaved = spec.interleaved
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = context.ops.rotary
 
     def finish(self) -> None:
@@ -43,7 +43,7 @@ class Rotary:
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return query and key, turned; they may have been changed in place."""
-        return self._rotary(query, key, self.cos_sin, positions, self._interleaved)
+        return self._rotary(query, key, self.cos_sin, positions, self.interleaved)
 
 
 def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:

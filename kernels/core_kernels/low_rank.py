@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,9 @@ PAIR: Final = 32
 """Numbers that the kernel loads at once: rows of the first factor are filled up to them, columns of the second one."""
 RANKS: Final = 4
 COLUMNS: Final = 64
+LINE_BYTES: Final = 64
+ROOM: Final = 1024
+"""Rows of a step, at first."""
 _Bits = npt.NDArray[Any]
 _BITS: Final = {2: torch.int16, 4: torch.int32}
 
@@ -51,6 +54,15 @@ class Plain:
     """[columns, rank]"""
 
 
+@dataclass(frozen=True, slots=True)
+class LowRankParts:
+    """What one adapter adds to one layer, as it was read."""
+
+    parts: Sequence[Plain]
+    bias: Tensor | None
+    """[all columns], of the parts' dtype."""
+
+
 class LowRankLayer:
     """What one adapter adds to one layer, packed. Bias alone is allowed."""
 
@@ -73,6 +85,11 @@ class LowRankLayer:
             _pack_second(target[at : at + size], _bits(part.b))
             at += size
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is kept."""
+        return self.memory.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
 
 class LowRankTable:
     """What all adapters add to one layer, by number; its address stays."""
@@ -92,6 +109,32 @@ class LowRankTable:
             self._kept[number] = layer
 
 
+class StepRows:
+    """Whose the rows of a step are, at the same place in every step as long as there is room."""
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        """`refuse` is told why a step that is recorded cannot be done again."""
+        self._refuse = refuse
+        self.moves = 0
+        """How often the rows have got another place."""
+        self._adapters = torch.empty(ROOM, dtype=torch.int32)
+
+    def take(self, adapters: npt.NDArray[np.int32]) -> None:
+        """Note each row's adapter; -1: it has none."""
+        count = self._count = len(adapters)
+        if count > len(self._adapters):
+            self._adapters = torch.empty(2 * count, dtype=torch.int32)
+            self.moves += 1
+        self._adapters[:count] = torch.from_numpy(adapters)
+
+    def among(self, tokens: Tensor | slice | None) -> Tensor:
+        """Return the rows' adapters, or those of a choice of them."""
+        if tokens is None:
+            return self._adapters
+        self._refuse("adapters are of chosen tokens")
+        return self._adapters[: self._count][tokens].contiguous()
+
+
 class LowRankOps:
     """Bound to a loaded library. Safe to call from several threads. What a row gets depends on that row alone."""
 
@@ -105,6 +148,26 @@ class LowRankOps:
         if num_bytes < LARGE_PAGE:
             return torch.empty(count, dtype=dtype)
         return take_large(self._library, num_bytes).view(dtype)
+
+    def pack(self, layers: Sequence[LowRankParts]) -> list[LowRankLayer]:
+        """Return what an adapter adds to each layer, in the order given, one behind the other in memory."""
+        if not layers:
+            return []
+        dtype = next((each.parts[0].a.dtype for each in layers if each.parts), torch.float32)
+        line = LINE_BYTES // dtype.itemsize
+        sizes = [-(-numbers_of(each.parts) // line) * line for each in layers]
+        memory = torch.split(self.memory(sum(sizes), dtype), sizes)
+        return [LowRankLayer(own, each.parts, each.bias) for own, each in zip(memory, layers, strict=True)]
+
+    def table(self, size: int, most_parts: int) -> LowRankTable:
+        """Return a table for so many adapters, none of which has more parts."""
+        del most_parts  # they are found through the table
+        return LowRankTable(size)
+
+    def rows(self, num_adapters: int) -> StepRows:
+        """Return what notes whose rows are."""
+        del num_adapters
+        return StepRows(self.refuse)
 
     def add(self, out: Tensor, x: Tensor, adapters: Tensor, table: LowRankTable) -> None:
         """Add to out [rows, columns] what the adapter of each row makes of x [rows, in].

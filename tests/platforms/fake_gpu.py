@@ -123,7 +123,7 @@ class FakeGpu(GpuPlatform):
         if not sizes:
             return model.__call__
         FakeGpu.recorder = FakeRecorder()
-        FakeGpu.made = ReplayedModel(model, sizes, self._max_model_len, FakeGpu.recorder)
+        FakeGpu.made = ReplayedModel(model, sizes, self._max_model_len, FakeGpu.recorder, mixed=self._mixed)
         return FakeGpu.made
 
 

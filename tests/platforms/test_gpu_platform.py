@@ -15,7 +15,7 @@ import torch
 from fake_gpu import GIB, NO_CPU, FakeGpu, FakeRecorder
 
 from builtin_plugins.platforms.cuda import platform as gpu
-from builtin_plugins.platforms.cuda.replayed import MOST_ROWS, ReplayedModel, ladder
+from builtin_plugins.platforms.cuda.replayed import MOST_TOKENS, ReplayedModel, ladder
 from builtin_plugins.platforms.cuda.stream import DeviceStream
 from core import LLM, SamplingParams
 from core.api import ForwardBatch
@@ -93,11 +93,7 @@ def test_sizes_rise_to_the_first_that_holds_all_rows() -> None:
     assert ladder(3) == (1, 2, 4)
     assert ladder(20) == (1, 2, 4, 8, 16, 24)
     assert ladder(256)[-3:] == (240, 248, 256)
-    assert ladder(4000)[-1] == MOST_ROWS
-    eager = EngineConfig()
-    platform = FakeGpu()
-    platform.start(replace(eager, model=replace(eager.model, enforce_eager=True)))
-    assert platform.sizes(eager) == ()
+    assert ladder(4000)[-1] == MOST_TOKENS
 
 
 def test_what_a_launch_raises_is_raised_by_its_result() -> None:
@@ -122,6 +118,8 @@ class Plan:
         assert max_len == 64
         return Plan(float(self.number))
 
+    kept_for_any = kept
+
     def take(self, other: Plan) -> None:
         self.number.copy_(other.number)
 
@@ -133,9 +131,11 @@ def batch_of(size: int, number: float, **changes: Any) -> ForwardBatch:
     return replace(made, **changes)
 
 
-def replayed(model: Callable[[ForwardBatch], torch.Tensor]) -> tuple[ReplayedModel, FakeRecorder]:
+def replayed(
+    model: Callable[[ForwardBatch], torch.Tensor], *, mixed: bool = False
+) -> tuple[ReplayedModel, FakeRecorder]:
     recorder = FakeRecorder()
-    return ReplayedModel(model, (2, 4), 64, recorder), recorder  # type: ignore[arg-type]
+    return ReplayedModel(model, (2, 4), 64, recorder, mixed=mixed), recorder  # type: ignore[arg-type]
 
 
 def result_of(batch: ForwardBatch) -> torch.Tensor:
@@ -150,15 +150,31 @@ def test_a_step_is_done_again_with_what_later_steps_bring() -> None:
     assert recorder.replays == 4  # but the first, which was plain
 
 
-@pytest.mark.parametrize(
-    "changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}, {"adapter_set": 1}]
-)
+@pytest.mark.parametrize("changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}])
 def test_steps_of_other_kinds_and_sizes_are_plain_calls(changes: dict[str, Any]) -> None:
     model, recorder = replayed(result_of)
     for _ in range(3):
         model(batch_of(4, 1.0, **changes))
         model(batch_of(3, 1.0))
     assert recorder.replays == 0
+
+
+def test_steps_are_recorded_for_each_set_of_adapters_and_those_before_it_are_forgotten() -> None:
+    model, recorder = replayed(result_of)
+    for adapters in (0, 3, 5, 0, 5, 3):
+        for number in range(3):
+            batch = batch_of(4, float(number), adapter_set=adapters)
+            assert torch.equal(model(batch), result_of(batch))
+        assert len({kind[1] for kind in model._recorded} - {0}) <= 1
+    assert recorder.replays == 2 + 2 + 2 + 3 + 3 + 3
+
+
+def test_other_steps_are_recorded_apart_where_that_is_asked_for() -> None:
+    model, recorder = replayed(result_of, mixed=True)
+    for number, counts in enumerate(([3, 1], [1] * 4, [4], [1, 3], [1] * 4, [2, 2], [1] * 4)):
+        batch = batch_of(4, float(number), counts=counts, rows=[0] * len(counts))
+        assert torch.equal(model(batch), result_of(batch))
+    assert recorder.replays == (4 - 1) + (3 - 1), "one kind of step is for rows that decode, the other for all others"
 
 
 def test_a_model_that_reads_a_steps_numbers_on_the_host_is_called_as_ever() -> None:

@@ -10,8 +10,10 @@ import torch
 from core_kernels.triton import attention
 from core_kernels.triton.attention import Layer, Step
 from core_kernels.triton.cache import write
+from core_kernels.triton.turned import write_turned
 
 from core.api import AttentionInputs, AttentionParams, KVSpec
+from core.contracts.attention import Turning
 
 PROGRAMS_PER_PROCESSOR: Final = 4
 PROGRAMS_ELSEWHERE: Final = 4
@@ -41,7 +43,7 @@ class Plan:
         return found
 
     def kept(self, max_len: int) -> Plan:
-        """Return the plan in memory of its own, where plans of later steps of as many rows, each up to so long, find room."""
+        """Return the plan in memory of its own, where plans of later steps of as many sequences find room, each up to so long."""
         step, slots = self.step, self.slots.clone()
         num_seqs, width = step.table.shape
         table = step.table.new_zeros(num_seqs, max(width, -(-max_len // step.block_size) + 1))
@@ -49,19 +51,39 @@ class Plan:
         kept = replace(step, starts=step.starts.clone(), lengths=step.lengths.clone(), table=table)
         return Plan(kept, slots, self.decodes, self.reads)
 
+    def kept_for_any(self, max_len: int) -> Plan:
+        """Return a plan in memory of its own, where plans of all steps of as many tokens find room: each token may be a
+        sequence, and those that are none have no tokens."""
+        step = self.step
+        count, width = step.num_tokens, max(step.table.shape[1], -(-max_len // step.block_size) + 1)
+        kept = replace(
+            step,
+            starts=step.starts.new_zeros(count + 1),
+            lengths=step.lengths.new_zeros(count),
+            table=step.table.new_zeros(count, width),
+            queries=count,
+        )
+        made = Plan(kept, self.slots.clone(), decodes=True, reads=True)
+        made.take(self)
+        return made
+
     def take(self, other: Plan) -> None:
-        """Copy what another step of as many rows reads, for what was recorded with this plan."""
+        """Copy what another step reads, for what was recorded with this plan."""
         own, theirs = self.step, other.step
-        own.starts.copy_(theirs.starts)
-        own.lengths.copy_(theirs.lengths)
-        own.table[:, : theirs.table.shape[1]].copy_(theirs.table)
+        num_seqs, width = theirs.table.shape
+        own.starts[: num_seqs + 1].copy_(theirs.starts)
+        own.starts[num_seqs + 1 :].fill_(own.num_tokens)
+        own.lengths[:num_seqs].copy_(theirs.lengths)
+        own.lengths[num_seqs:].zero_()
+        own.table[:num_seqs, :width].copy_(theirs.table)
         self.slots.copy_(other.slots)
+        self.pieces.clear()  # a recorded step works them out itself each time
 
 
 class TritonAttention:
     """A block has the keys of its tokens, then their values: [num_blocks, vectors, block_size, kv_heads, head_size]."""
 
-    graph_support = "decode"
+    graph_support = "full"
     device_lengths = True
     slot_tokens = True
 
@@ -101,6 +123,27 @@ class TritonAttention:
         if plan.slot_tokens is not None:
             key, value = key[plan.slot_tokens], value[plan.slot_tokens]
         write(key, None if layer.is_latent else value, cache, plan.slots)
+        return self._read(layer, query, cache, plan)
+
+    def attend_turning(
+        self,
+        params: AttentionParams,
+        turning: Turning,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Plan,
+    ) -> torch.Tensor:
+        """Norm and turn queries in place, and keys on their way to the cache; values go there in the same launch."""
+        write_turned(
+            query, key, value, (turning.query_norm, turning.key_norm), turning.eps, turning.offset, turning.cos_sin,
+            positions, turning.interleaved, cache, plan.slots,
+        )  # fmt: skip
+        return self._read(_layer(params), query, cache, plan)
+
+    def _read(self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
         out = query.new_empty(*query.shape[:2], layer.value_size)
         if plan.decodes:
             pieces, programs = plan.pieces_of(layer), self._programs_of(layer, query.device)

@@ -15,6 +15,7 @@ from core_kernels.library import load_library
 
 from builtin_plugins.platforms.cpu.pages import TakenAhead, keep_freed_pages
 from builtin_plugins.platforms.cpu.recorded import MOST_TOKENS, RecordedModel
+from builtin_plugins.platforms.recording import Recording
 from core.api import ConfigError, EngineConfig, ForwardBatch, Model
 from core.process.cores import usable_cores
 
@@ -59,8 +60,14 @@ class CpuPlatform:
         """Give torch the threads asked for, else this rank's part of the cores this process may run on."""
         self._free_bytes = free_memory_bytes()
         keep_freed_pages()
+        recording = Recording.of(config)
+        if recording.stated:
+            raise ConfigError(
+                f"--{recording.stated.replace('_', '-')} is about graphs of GPUs. On CPUs steps are recorded otherwise, and "
+                "-O0 or --enforce-eager records none; leave it out."
+            )
         # What ranks say to each other is no call of the library.
-        self._eager = config.model.enforce_eager or num_ranks(config) > 1
+        self._eager = not recording.decodes or num_ranks(config) > 1
         asked, cores = config.device.num_threads, os.cpu_count() or 1
         most = max(LEAST_MOST_THREADS, THREADS_PER_CORE * cores)
         if asked is not None and asked > most:

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import torch
 
-from builtin_plugins.platforms.cuda.replayed import GraphRecorder, ReplayedModel, ladder
+from builtin_plugins.platforms.cuda.replayed import MOST_TOKENS, GraphRecorder, ReplayedModel, ladder
 from builtin_plugins.platforms.cuda.stream import DeviceStream
+from builtin_plugins.platforms.recording import Recording
 from core.api import ConfigError, EngineConfig, ForwardBatch, Model
 
 GIB: Final = 1 << 30
@@ -37,7 +38,7 @@ class GpuPlatform:
     overlaps = True
 
     def __init__(self) -> None:
-        self._eager = False
+        self._mixed = False
         self._max_model_len = 1
         self._is_started = False
 
@@ -55,7 +56,7 @@ class GpuPlatform:
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Note what steps need. Raises `ConfigError` for more ranks than one."""
+        """Note what steps need. Raises `ConfigError` for more ranks than one, and for graphs that cannot be recorded."""
         parallel = config.parallel
         if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
             raise ConfigError(
@@ -63,7 +64,7 @@ class GpuPlatform:
                 f"{parallel.pipeline_parallel_size}: on {self.name} this version uses one device. Leave them out, or choose "
                 "--device cpu."
             )
-        self._eager = config.model.enforce_eager
+        self._mixed = Recording.of(config).mixed
         self._max_model_len = config.model.max_model_len or 1
         self._is_started = True
 
@@ -127,14 +128,19 @@ class GpuPlatform:
         return DeviceStream(self._module)
 
     def sizes(self, config: EngineConfig) -> Sequence[int]:
-        """Return the numbers of rows that steps are recorded for; none with `--enforce-eager`."""
-        return () if self._eager else ladder(config.scheduler.max_num_seqs or 1)
+        """Return the numbers of tokens that steps are recorded for; none with `--enforce-eager`."""
+        asked, scheduler = Recording.of(config), config.scheduler
+        most = max(scheduler.max_num_seqs or 1, (scheduler.max_num_batched_tokens or 1) if asked.mixed else 1)
+        sizes = ladder(min(most, MOST_TOKENS)) if asked.sizes is None else asked.sizes
+        if not asked.decodes:
+            return ()
+        return tuple(size for size in sizes if asked.most is None or size <= asked.most)
 
     def wrap(self, model: Model, sizes: Sequence[int]) -> Callable[[ForwardBatch], torch.Tensor]:
-        """Return the model as one that is recorded for steps of these sizes in which every row decodes."""
+        """Return the model as one that is recorded for steps of these sizes."""
         if not sizes or self.device != "cuda":
             return model.__call__
-        return ReplayedModel(model, sizes, self._max_model_len, GraphRecorder())
+        return ReplayedModel(model, sizes, self._max_model_len, GraphRecorder(), mixed=self._mixed)
 
 
 class CudaPlatform(GpuPlatform):

@@ -1,6 +1,13 @@
 """GPUs: CUDA's; ROCm's and Intel's by the same code, never run."""
 
-from core.api import Entry, hookimpl
+from builtin_plugins.platforms import recording
+from core.api import Entry, Option, hookimpl
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    """Return which steps are recorded, on any platform that records some."""
+    return recording.options()
 
 
 @hookimpl

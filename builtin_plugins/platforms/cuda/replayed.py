@@ -1,4 +1,4 @@
-"""Steps in which every row decodes, as one launch: the model is recorded once for each number of rows.
+"""Small steps as one launch: the model is recorded once for each number of tokens, apart for steps in which every row decodes.
 
 A recording reads and writes the same memory each time. So ids, positions and what attention reads of a step are copied to
 places of their own before it runs again; the backend's plan says how (`AttentionBackend.graph_support`).
@@ -19,17 +19,20 @@ from core.api import ForwardBatch, Model
 READ_BY_HOST: Final = ("rows", "starts", "counts", "prompt_lens")
 """Of a step's facts those that a recorded model must not look at."""
 LEAST_STEPS: Final = (1, 2, 4)
-MOST_ROWS: Final = 512
+MOST_TOKENS: Final = 512
 """Of larger steps launches are a small part."""
+
+_Kind = tuple[int, int, bool]
+"""Of a step: how many tokens it has, which adapters, and whether every row decodes."""
 
 log = logging.getLogger(__name__)
 
 
-def ladder(max_rows: int) -> tuple[int, ...]:
+def ladder(most: int) -> tuple[int, ...]:
     """Return the sizes that are recorded, in rising order: by eights, from 256 on by thirty-twos, up to the first that holds
-    all rows."""
-    steps = (*LEAST_STEPS, *range(8, 256, 8), *range(256, MOST_ROWS + 1, 32))
-    fitting = [size for size in steps if size < max_rows]
+    so many tokens."""
+    steps = (*LEAST_STEPS, *range(8, 256, 8), *range(256, MOST_TOKENS + 1, 32))
+    fitting = [size for size in steps if size < most]
     return (*fitting, *steps[len(fitting) : len(fitting) + 1])
 
 
@@ -82,28 +85,39 @@ class _Reading:
 
 
 class ReplayedModel:
-    """Calls the model, or does again what it did in a step of as many rows. Plain calls stay the reference."""
+    """Calls the model, or does again what it did in a step of as many tokens. Plain calls stay the reference."""
 
-    def __init__(self, model: Model, sizes: Sequence[int], max_model_len: int, recorder: Recorder) -> None:
+    def __init__(
+        self, model: Model, sizes: Sequence[int], max_model_len: int, recorder: Recorder, *, mixed: bool
+    ) -> None:
+        """`mixed`: not only steps in which every row decodes are recorded, where the attention backend's plans allow it."""
         self._model, self._sizes, self._max_model_len, self._recorder = model, frozenset(sizes), max_model_len, recorder
-        self._recorded: dict[int, _Recorded] = {}
-        self._seen: set[int] = set()
-        self._refused = False
+        self._mixed, self._moved = mixed, 0
+        self._recorded: dict[_Kind, _Recorded] = {}
+        self._seen: set[_Kind] = set()
+        self._refused: set[int] = set()
+        """Adapters with which steps are not recorded; 0: without any."""
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
-        size = len(batch.input_ids)
-        if self._refused or size not in self._sizes or not _only_decodes(batch):
+        moved = getattr(self._model, "times_moved", 0)
+        if moved != self._moved:  # what was recorded has the places of before
+            self._recorded.clear()
+            self._moved = moved
+        size, adapters, decodes = len(batch.input_ids), batch.adapter_set, len(batch.counts) == len(batch.input_ids)
+        kind = size, adapters, decodes
+        if adapters in self._refused or size not in self._sizes or not self._is_kept(batch, decodes):
             return self._model(batch)
-        recorded = self._recorded.get(size)
+        recorded = self._recorded.get(kind)
         if recorded is None:
-            if size not in self._seen:  # kernels are compiled, and libraries get ready, in a plain call
-                self._seen.add(size)
+            if kind not in self._seen:  # kernels are compiled, and libraries get ready, in a plain call
+                self._seen.add(kind)
                 return self._model(batch)
             recorded = self._record(batch)
             if recorded is None:
                 return self._model(batch)
-            self._recorded[size] = recorded
+            self._forget_older(adapters)
+            self._recorded[kind] = recorded
         recorded.batch.input_ids.copy_(batch.input_ids)
         recorded.batch.positions.copy_(batch.positions)
         for layer, plan in recorded.plans.items():
@@ -118,17 +132,30 @@ class ReplayedModel:
             own, plans = self._own(batch)
             run, out = self._recorder.record(lambda: self._model(own))
         except (_Refused, RuntimeError) as error:
-            self._refused = True
+            self._refused.add(batch.adapter_set)
             log.info("steps are not recorded: %s", error)
             return None
         return _Recorded(own, plans, run, out)
+
+    def _is_kept(self, batch: ForwardBatch, decodes: bool) -> bool:
+        """Say whether a step has nothing that a recorded one has not."""
+        given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
+        if not given or batch.entering or batch.adapted or not (decodes or self._mixed):
+            return False
+        return all(hasattr(plan, "kept" if decodes else "kept_for_any") for plan in batch.attention)
+
+    def _forget_older(self, adapters: int) -> None:
+        """Let go of what was recorded with adapters that were set before these."""
+        for kind in [kind for kind in self._recorded if adapters and kind[1] not in (0, adapters)]:
+            del self._recorded[kind]
 
     def _own(self, batch: ForwardBatch) -> tuple[ForwardBatch, dict[int, Any]]:
         """Return the step in memory of its own, and its plans by the first layer that has each."""
         firsts: dict[int, int] = {}
         for layer, plan in enumerate(batch.attention):
             firsts.setdefault(id(plan), layer)
-        plans = {layer: batch.attention[layer].kept(self._max_model_len) for layer in firsts.values()}
+        name = "kept" if len(batch.counts) == len(batch.input_ids) else "kept_for_any"
+        plans = {layer: getattr(batch.attention[layer], name)(self._max_model_len) for layer in firsts.values()}
         untold: dict[str, Any] = {name: Untold(name, getattr(batch, name), _Reading()) for name in READ_BY_HOST}
         own = replace(
             batch,
@@ -138,10 +165,3 @@ class ReplayedModel:
             **untold,
         )
         return own, plans
-
-
-def _only_decodes(batch: ForwardBatch) -> bool:
-    """Say whether a step has one token of each row, and nothing that a recorded one has not."""
-    given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
-    plain = given and not (batch.entering or batch.adapted or batch.adapter_set)
-    return plain and len(batch.counts) == len(batch.input_ids) and all(hasattr(p, "kept") for p in batch.attention)

@@ -2,6 +2,8 @@
 
 On a CPU weights lie where level 1 would move them to, so they stay, and the cache is given back page by page, at its address:
 it comes again as it is written to. Level 2 gives weights back as well; they are read again, into the memory they had.
+
+On a GPU the driver gets both: at level 1 the host keeps the weights, at level 2 they are read again.
 """
 
 from __future__ import annotations
@@ -89,31 +91,46 @@ class Releasing:
 
     def attach(self, parts: WorkerParts) -> None:
         """Remember where the cache is."""
-        self._on_host = parts.device == "cpu"
+        self._on_device: DeviceMemory | None = None
+        if "kind" in self._parts.facts:  # a GPU, with memory of its own
+            from builtin_plugins.routes.operator.device_memory import DeviceMemory  # lazy: it imports torch
+
+            self._on_device = DeviceMemory(self._parts.model, parts.memory.values(), parts.device)
         self._memory = [(t.data_ptr(), t.nbytes) for t in parts.memory.values()]
 
     def call(self, verb: str, data: bytes) -> bytes | None:
-        """Answer `fall` (with a level) with the bytes by which this process has become smaller, and `wake` (with tags)
-        with nothing, when what they name can be used again.
+        """Answer `fall` (with a level) with the bytes by which this process, or what it has of a device, has become smaller, and
+        `wake` (with tags) with nothing, when what they name can be used again.
         """
-        if verb == "wake" and self._without_weights and WEIGHTS in _named(data):
-            self._read_weights()
-            self._without_weights = False
-            return b""
+        if verb == "wake":
+            return self._wake(_named(data))
         if verb != "fall":
             return None
+        if self._on_device is not None:
+            self._without_weights |= data == b"2"
+            return str(self._on_device.fall(keeps_weights=data == b"1")).encode()
         before = _resident_bytes()
-        if self._on_host:
-            for address, num_bytes in self._memory:
-                _give_back(address, num_bytes)
-            if data == b"2":
-                self._without_weights = True
-                for tensor in _tensors(self._parts.model):
-                    if tensor.is_contiguous():
-                        _give_back(tensor.data_ptr(), tensor.nbytes)
+        for address, num_bytes in self._memory:
+            _give_back(address, num_bytes)
+        if data == b"2":
+            self._without_weights = True
+            for tensor in _tensors(self._parts.model):
+                if tensor.is_contiguous():
+                    _give_back(tensor.data_ptr(), tensor.nbytes)
         with suppress(AttributeError):  # another C library keeps what it was given back
             ctypes.CDLL(None).malloc_trim(0)
         return str(max(0, before - _resident_bytes())).encode()
+
+    def _wake(self, tags: Sequence[str]) -> bytes | None:
+        if self._on_device is not None and KV_CACHE in tags:
+            self._on_device.wake_caches()
+        if WEIGHTS in tags:
+            reads = self._without_weights if self._on_device is None else self._on_device.wake_weights()
+            if reads and self._without_weights:
+                self._read_weights()
+                self._without_weights = False
+                return b""
+        return None
 
     def _read_weights(self) -> None:
         """Load the model once more, and move what it has into the memory of the first: addresses are known to many."""

@@ -132,7 +132,9 @@ def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
         backend, sequences = _make(subject), _sequences(subject, params, dtype, 4)
         for counts in ({0: 9, 1: 30}, {0: 1, 1: 1}):
             sequences.step(counts)
-        kept = backend.prepare(sequences.tokens({0: 1, 1: 1})[0]).kept(64)
+        inputs, query, key, value = sequences.tokens({0: 1, 1: 1})
+        kept = backend.prepare(inputs).kept(64)
+        backend.attend(params, query, key, value, sequences.cache, kept)
         for _ in range(2):
             inputs, query, key, value = sequences.tokens({0: 1, 1: 1})
             plan = backend.prepare(inputs)
@@ -140,6 +142,24 @@ def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
             kept.take(plan)
             found = backend.attend(params, query, key, value, sequences.cache, kept)
             assert torch.equal(found, expected), f"{subject.entry.name}: take(plan) does not bring all of a step."
+        if backend.graph_support == "full":
+            _check_any(subject, backend, params, sequences)
+
+
+def _check_any(subject: Subject, backend: Any, params: AttentionParams, sequences: PagedSequences) -> None:
+    """A plan that was kept for any step takes each of as many tokens."""
+    inputs, query, key, value = sequences.tokens({0: 5, 1: 1})
+    kept = backend.prepare(inputs).kept_for_any(64)
+    backend.attend(params, query, key, value, sequences.cache, kept)
+    steps: tuple[dict[int, int], ...] = ({1: 6}, {2: 1, 0: 2, 1: 3}, {3: 5, 0: 1}, {0: 1, 1: 1, 2: 4})
+    for counts in steps:
+        inputs, query, key, value = sequences.tokens(counts)
+        plan = backend.prepare(inputs)
+        expected = backend.attend(params, query, key, value, sequences.cache, plan)
+        kept.take(plan)
+        found = backend.attend(params, query, key, value, sequences.cache, kept)
+        wrong = f"{subject.entry.name}: a plan that was kept for any step gives something else for {counts}."
+        torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2, msg=wrong)
 
 
 def check_keeps_its_inputs(subject: Subject) -> None:

@@ -63,6 +63,8 @@ class Step:
     """[num_seqs, max_blocks] int32."""
     block_size: int
     num_tokens: int
+    queries: int | None = None
+    """Queries that follow each other in a sequence, about; None: as many as come to each on the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def attend(layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, 
     num_seqs = len(step.lengths)
     if not step.num_tokens:
         return
-    shape = _Shape.of(layer, queries=step.num_tokens // num_seqs)
+    shape = _Shape.of(layer, queries=step.num_tokens // num_seqs if step.queries is None else step.queries)
     queries = shape.rows // shape.heads
     _attend[step.num_tokens // queries + num_seqs, layer.kv_heads * shape.parts](
         query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks, num_seqs,

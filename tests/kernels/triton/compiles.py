@@ -8,10 +8,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 import triton
+from core_kernels.low_rank import LowRankParts, Plain
 from core_kernels.triton import chunks, scans
 from core_kernels.triton.cache import copy_blocks
+from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.scaled import round_rows
 from triton.backends.compiler import GPUTarget
@@ -20,6 +23,7 @@ from triton.runtime.jit import JITFunction
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops, plugin
 from core.contracts import AttentionParams
+from core.contracts.attention import Turning
 from core.testing.attention_oracle import PagedSequences
 from core.testing.conformance.op_impls import _examples as examples
 
@@ -83,6 +87,10 @@ def launch_all() -> None:
         sequences = PagedSequences(backend, params, num_sequences=2, dtype=torch.bfloat16)
         inputs, query, key, value = sequences.tokens({0: 1, 1: 20})
         backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
+        if params.value_size is None:
+            turning = Turning(query[0, 0], key[0, 0], 1e-6, 0.0, torch.randn(9, 64), interleaved=False)
+            positions, plan = torch.zeros(len(query), dtype=torch.int64), backend.prepare(inputs)
+            backend.attend_turning(params, turning, query, key, value, positions, sequences.cache, plan)
     for op in sorted({*plugin.OPS} - {"delta_scan"}):
         for arguments in [given for given in examples(op, draw) if given[0].numel()][:4]:
             getattr(ops, op)(*arguments)
@@ -94,6 +102,12 @@ def launch_all() -> None:
         numbers.grouped(draw(5, 512), weights, 256, torch.tensor([0, 0, 1, 1, 1]))
         numbers.rows(weights[0], 256, 512, torch.tensor([3]), torch.bfloat16)
     round_rows(draw(3, 5000), WHOLE_ROW)
+    adapters = LowRankOps("cpu", torch.bfloat16, 32)
+    table, rows_of = adapters.table(4, 1), adapters.rows(4)
+    table.put(0, adapters.pack([LowRankParts([Plain(0, draw(16, 4096), draw(1024, 16))], None)])[0])
+    for rows in (3, 300):
+        rows_of.take(np.zeros(rows, dtype=np.int32))
+        adapters.add(draw(rows, 1024), draw(rows, 4096), rows_of.among(None), table)
     key, states = draw(1, 2, 2, 64), torch.zeros(1, 4, 64, 64)
     chunks.delta_scan(key, key, draw(1, 2, 4, 64), draw(1, 2, 4), draw(1, 2, 4), states)
     wide = draw(1, 2, 1, 128)

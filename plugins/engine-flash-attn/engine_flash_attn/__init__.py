@@ -1,0 +1,1 @@
+"""Attention by flash-attn."""

@@ -1,0 +1,26 @@
+"""What the distribution brings: the attention backend `flash_attn`."""
+
+from __future__ import annotations
+
+from core.api import Entry, hookimpl
+
+
+@hookimpl
+def engine_attention_backends() -> list[Entry]:
+    """Return the backend, for devices and layers that its kernels know; it is taken when it is asked for."""
+    no = [False]
+    return [
+        Entry(
+            "flash_attn",
+            "engine_flash_attn.backend:FlashAttention",
+            "flash-attn 2: one call for all sequences of a step; blocks of 256 tokens",
+            priority=-10,
+            when={
+                "device": "cuda",
+                "dtype": ["float16", "bfloat16"],
+                "head_size": range(1, 257),
+                **dict.fromkeys(("chunk", "sinks", "distance_bias", "latent"), no),
+            },
+            requires=("flash-attn>=2.6",),
+        )
+    ]

@@ -1,0 +1,126 @@
+"""The backend makes flash-attn's call rightly: shown with a stand-in that has its signature and computes it in torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engine_flash_attn import plugin
+from engine_flash_attn.backend import PAGE, FlashAttention
+
+from core.config import EngineConfig
+from core.contracts import AttentionParams
+from core.errors import ConfigError
+from core.plugin.fit import why_not
+from core.testing.attention_oracle import CrossSequences, PagedSequences, dense_attention
+
+PARAMS = AttentionParams(heads=4, kv_heads=2, head_size=8, scale=0.3)
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As of flash-attn 2.6 and later."""
+    assert block_table is not None
+    assert softmax_scale is not None
+    assert not (k.shape[1] % PAGE)
+    assert not dropout_p
+    assert not deterministic
+    assert not return_attn_probs
+    assert {each.dtype for each in (cu_seqlens_q, cu_seqlens_k, block_table)} == {torch.int32}
+    assert window_size[1] == (0 if causal else -1)
+    queries, lengths = cu_seqlens_q.tolist(), cu_seqlens_k.diff().tolist()
+    assert (max_seqlen_q, max_seqlen_k) == (max(cu_seqlens_q.diff().tolist()), max(lengths))
+    window = None if window_size[0] < 0 else window_size[0] + 1
+    params = AttentionParams(
+        q.shape[1], k.shape[2], q.shape[2], softmax_scale, window=window, softcap=softcap or None, alibi=alibi_slopes,
+        causal=causal,
+    )  # fmt: skip
+    out = torch.empty_like(q)
+    for i, length in enumerate(lengths):
+        start, end = queries[i], queries[i + 1]
+        keys, values = (each[block_table[i, : -(-length // each.shape[1])]].flatten(0, 1)[:length] for each in (k, v))
+        out[start:end] = dense_attention(params, q[start:end], keys, values, length - (end - start)).to(q.dtype)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("flash_attn")
+    module.flash_attn_varlen_func = flash_attn_varlen_func
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+
+
+def config_of(block_size: int) -> EngineConfig:
+    config = EngineConfig()
+    return replace(config, cache=replace(config.cache, block_size=block_size))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"window": 5}, {"window": 300}, {"softcap": 2.0}, {"alibi": torch.linspace(0.1, 0.5, 4)}],
+    ids=str,
+)
+def test_prompts_chunks_and_decoding_are_those_of_dense_attention(changes: dict[str, Any]) -> None:
+    params = replace(PARAMS, **changes)
+    sequences = PagedSequences(
+        FlashAttention(config_of(PAGE)), params, block_size=PAGE, num_sequences=3, max_len=600, dtype=torch.bfloat16
+    )
+    steps: tuple[dict[int, int], ...] = ({0: 1, 1: 270}, {2: 6, 0: 1, 1: 300}, {0: 1, 1: 1, 2: 1})
+    for counts in steps:
+        got, truth = sequences.step(counts)
+        torch.testing.assert_close(got.double(), truth, atol=2e-2, rtol=2e-2)
+
+
+def test_what_an_encoder_made_is_seen_as_a_whole() -> None:
+    backend = FlashAttention(config_of(PAGE))
+    sequences = CrossSequences(backend, replace(PARAMS, causal=False), [1, 17, 300], block_size=PAGE)
+    steps: tuple[dict[int, int], ...] = ({0: 3, 2: 1}, {2: 1, 0: 1, 1: 1})
+    for counts in steps:
+        got, truth = sequences.step(counts)
+        torch.testing.assert_close(got.double(), truth, atol=2e-2, rtol=2e-2)
+
+
+def test_a_step_without_tokens_is_nothing() -> None:
+    backend = FlashAttention(config_of(PAGE))
+    sequences = PagedSequences(backend, PARAMS, block_size=PAGE)
+    inputs, query, key, value = sequences.tokens({0: 1})
+    none = replace(inputs, query_starts=[0], kv_lens=[], block_table=inputs.block_table[:0], slots=inputs.slots[:0])
+    out = backend.attend(PARAMS, query[:0], key[:0], value[:0], sequences.cache, backend.prepare(none))
+    assert out.shape == (0, 4, 8)
+
+
+def test_blocks_that_the_kernels_do_not_take_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--block-size 16: flash-attn reads blocks of 256 tokens.*Say --block-size 256"
+    ):
+        FlashAttention(config_of(16))
+
+
+def test_without_the_library_it_is_refused_by_its_name() -> None:
+    (entry,) = plugin.engine_attention_backends()
+    bare = replace(entry, when={})
+    assert "flash-attn" in (why_not(bare, {}) or "")

@@ -1,0 +1,133 @@
+"""The backend makes FlashInfer's calls rightly: shown with a stand-in that has their signatures and computes them in torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engine_flashinfer import plugin
+from engine_flashinfer.backend import IN_FLIGHT, FlashInferAttention
+
+from core.api import Entry
+from core.contracts import AttentionParams
+from core.plugin.fit import why_not
+from core.testing.attention_oracle import PagedSequences, dense_attention
+from core.testing.conformance import Subject, attention_backends
+
+PARAMS = AttentionParams(heads=4, kv_heads=2, head_size=64, scale=0.1)
+
+
+class Planner:
+    """`BatchPrefillWithPagedKVCacheWrapper`, as of FlashInfer 0.2.8 and later."""
+
+    made = 0
+
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        assert (float_workspace_buffer.dtype, kv_layout) == (torch.uint8, "NHD")
+        Planner.made += 1
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+    ) -> None:
+        indices = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        assert {each.dtype for each in indices} == {torch.int32}
+        assert q_data_type == kv_data_type
+        assert sm_scale is not None
+        self._indices, self._size, self._dtype = indices, page_size, q_data_type
+        window = None if window_left < 0 else window_left + 1
+        self._params = AttentionParams(
+            num_qo_heads, num_kv_heads, head_dim_qk, sm_scale, window=window, softcap=logits_soft_cap, causal=causal
+        )
+
+    def run(self, q: torch.Tensor, paged_kv_cache: torch.Tensor) -> torch.Tensor:
+        assert q.is_contiguous()
+        assert q.dtype == self._dtype
+        queries, pages, numbers, last = (each.tolist() for each in self._indices)
+        out = torch.empty_like(q)
+        for i, (start, end) in enumerate(pairwise(queries)):
+            own = paged_kv_cache[numbers[pages[i] : pages[i + 1]]]
+            keys, values = (own[:, vector].flatten(0, 1) for vector in range(2))
+            length = (pages[i + 1] - pages[i] - 1) * self._size + last[i]
+            first = length - (end - start)
+            out[start:end] = dense_attention(self._params, q[start:end], keys[:length], values[:length], first).to(
+                q.dtype
+            )
+        return out
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("flashinfer")
+    module.BatchPrefillWithPagedKVCacheWrapper = Planner
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "check", [value for name, value in vars(attention_backends).items() if name.startswith("check_")]
+)
+def test_it_holds_to_the_contract(check: Any) -> None:
+    if check is attention_backends.check_nothing_is_read_back:
+        pytest.skip("the stand-in reads what it computes")
+    (entry,) = plugin.engine_attention_backends()
+    when = {name: wanted for name, wanted in entry.when.items() if name not in ("device", "head_size")}
+    check(
+        Subject(
+            "attention_backends", Entry("flashinfer", FlashInferAttention, "in torch", when=when), FlashInferAttention
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "params", [PARAMS, AttentionParams(4, 2, 64, 0.1, window=5), AttentionParams(2, 1, 64, 0.1, softcap=2.0)], ids=str
+)
+def test_prompts_chunks_and_decoding_are_those_of_dense_attention(params: AttentionParams) -> None:
+    sequences = PagedSequences(
+        FlashInferAttention(), params, block_size=4, num_sequences=3, max_len=64, dtype=torch.bfloat16
+    )
+    steps: tuple[dict[int, int], ...] = ({0: 1, 1: 17}, {2: 6, 0: 1, 1: 3}, {0: 1, 1: 1, 2: 1})
+    for counts in steps:
+        got, truth = sequences.step(counts)
+        torch.testing.assert_close(got.double(), truth, atol=2e-2, rtol=2e-2)
+
+
+def test_layers_that_see_alike_are_planned_once_and_planners_are_used_again() -> None:
+    backend = FlashInferAttention()
+    sequences = PagedSequences(backend, PARAMS, num_sequences=1, dtype=torch.bfloat16)
+    before = Planner.made
+    for _ in range(5):
+        inputs, query, key, value = sequences.tokens({0: 2})
+        plan = backend.prepare(inputs)
+        outs = [backend.attend(PARAMS, query, key, value, sequences.cache, plan) for _ in range(3)]
+        assert torch.equal(outs[0], outs[2])
+    assert Planner.made - before == IN_FLIGHT
+
+
+def test_without_the_library_it_is_refused_by_its_name() -> None:
+    (entry,) = plugin.engine_attention_backends()
+    bare = replace(entry, when={})
+    assert "flashinfer-python" in (why_not(bare, {}) or "")

@@ -1,0 +1,78 @@
+"""Heads that are normed, turned and cached in one launch are those of the ops and of the write one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from core_kernels.triton.cache import write
+from core_kernels.triton.turned import write_turned
+
+from builtin_plugins.attention_backends.triton.backend import TritonAttention
+from core.contracts import AttentionParams
+from core.contracts.attention import Turning
+from core.ops import reference
+from core.testing.attention_oracle import PagedSequences
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def check(
+    dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int, turning: int, normed: bool, interleaved: bool
+) -> None:
+    torch.manual_seed(0)
+    fused = torch.randn(tokens, (heads + 2 * kv_heads) * size + 3).to(dtype)
+    query, key, value = (
+        part.unflatten(1, (-1, size))
+        for part in fused[:, : (heads + 2 * kv_heads) * size].split([heads * size, kv_heads * size, kv_heads * size], 1)
+    )
+    table, positions = torch.randn(40, turning), torch.arange(tokens) * 7 % 40
+    slots = torch.randperm(2 * tokens + 2)[:tokens]
+    caches = torch.full((2, tokens + 1, 2, 2, kv_heads, size), 7.0, dtype=dtype)
+    norms = (torch.randn(size).to(dtype), torch.randn(size).to(dtype)) if normed else (None, None)
+    turned = [query.clone(), key.clone()]
+    for number, norm in enumerate(norms):
+        if norm is not None:
+            turned[number] = reference.rms_norm(turned[number], norm, 1e-6, 1.0)
+    wanted, wanted_key = reference.rotary(*turned, table, positions, interleaved)
+    write(wanted_key, value, caches[0], slots)
+    write_turned(query, key, value, norms, 1e-6, 1.0, table, positions, interleaved, caches[1], slots)
+    for found, expected in ((query, wanted), (caches[1], caches[0])):
+        torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.equal(caches[1][:, 1], caches[0][:, 1]), "values are copied"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("shape", [(0, 2, 1, 4, 4), (3, 9, 1, 7, 2), (2, 3, 3, 8, 8), (1, 1, 1, 2, 2)], ids=str)
+def test_turned_heads_are_those_of_the_ops(
+    dtype: torch.dtype, normed: bool, interleaved: bool, shape: tuple[int, int, int, int, int]
+) -> None:
+    check(dtype, *shape, normed=normed, interleaved=interleaved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(17, 32, 8, 128, 128), (5, 16, 16, 80, 32), (3, 40, 2, 256, 64)])
+def test_heads_of_real_models(shape: tuple[int, int, int, int, int]) -> None:
+    check(torch.bfloat16, *shape, normed=True, interleaved=False)
+
+
+def test_attention_that_turns_is_attention_of_what_was_turned() -> None:
+    params = AttentionParams(heads=4, kv_heads=2, head_size=8, scale=0.3, window=9)
+    norms = torch.rand(2, 8) + 0.5
+    turning = Turning(norms[0], norms[1], 1e-6, 0.0, torch.randn(40, 6), interleaved=False)
+    backend = TritonAttention()
+    plain, fused = (PagedSequences(backend, params, num_sequences=2) for _ in range(2))
+    for counts in ({0: 20, 1: 1}, {0: 1, 1: 1}):
+        inputs, query, key, value = plain.tokens(counts)
+        positions = torch.cat(
+            [torch.arange(end - n, end) for end, n in zip(inputs.kv_lens, counts.values(), strict=True)]
+        )
+        turned: Any = [reference.rms_norm(part, norm, 1e-6) for part, norm in zip((query, key), norms, strict=True)]
+        turned = reference.rotary(*turned, turning.cos_sin, positions)
+        plan = backend.prepare(inputs)
+        wanted = backend.attend(params, *turned, value, plain.cache, plan)
+        found = backend.attend_turning(params, turning, query, key, value, positions, fused.cache, plan)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
