@@ -137,10 +137,17 @@ class TritonAttention:
         plan: Plan,
     ) -> torch.Tensor:
         """Norm and turn queries in place, and keys on their way to the cache; values go there in the same launch."""
-        write_turned(
-            query, key, value, (turning.query_norm, turning.key_norm), turning.eps, turning.offset, turning.cos_sin,
-            positions, turning.interleaved, cache, plan.slots,
-        )  # fmt: skip
+        calls = [(query, key, value, positions)]
+        if (written := plan.slot_tokens) is not None:  # queries and slots are not as many: one launch for each
+            calls = [
+                (query, key[:, :0], value[:, :0], positions),
+                (query[written, :0], key[written], value[written], positions[written]),
+            ]
+        for queries, keys, values, places in calls:
+            write_turned(
+                queries, keys, values, (turning.query_norm, turning.key_norm), turning.eps, turning.offset,
+                turning.cos_sin, places, turning.interleaved, cache, plan.slots,
+            )  # fmt: skip
         return self._read(_layer(params), query, cache, plan)
 
     def _read(self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:

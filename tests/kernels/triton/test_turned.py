@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,7 +60,8 @@ def test_heads_of_real_models(shape: tuple[int, int, int, int, int]) -> None:
     check(torch.bfloat16, *shape, normed=True, interleaved=False)
 
 
-def test_attention_that_turns_is_attention_of_what_was_turned() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention_that_turns_is_attention_of_what_was_turned(shared: bool) -> None:
     params = AttentionParams(heads=4, kv_heads=2, head_size=8, scale=0.3, window=9)
     norms = torch.rand(2, 8) + 0.5
     turning = Turning(norms[0], norms[1], 1e-6, 0.0, torch.randn(40, 6), interleaved=False)
@@ -72,7 +74,13 @@ def test_attention_that_turns_is_attention_of_what_was_turned() -> None:
         )
         turned: Any = [reference.rms_norm(part, norm, 1e-6) for part, norm in zip((query, key), norms, strict=True)]
         turned = reference.rotary(*turned, turning.cos_sin, positions)
+        if shared:  # the last token's key stands in the next place as well
+            last, tokens = inputs.slots[-1:], torch.arange(len(inputs.slots))
+            inputs = replace(
+                inputs, slots=torch.cat((inputs.slots, last + 1)), slot_tokens=torch.cat((tokens, tokens[-1:]))
+            )
         plan = backend.prepare(inputs)
         wanted = backend.attend(params, *turned, value, plain.cache, plan)
         found = backend.attend_turning(params, turning, query, key, value, positions, fused.cache, plan)
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fused.cache, plain.cache, atol=1e-5, rtol=1e-5)
