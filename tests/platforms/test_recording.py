@@ -89,15 +89,17 @@ def test_sizes_are_those_asked_for() -> None:
             {"max_cudagraph_capture_size": 8, "compilation_config": {"max_cudagraph_capture_size": 8}},
             r"--max-cudagraph-capture-size and --compilation-config\.max_cudagraph_capture_size are both given",
         ),
-        *(
-            ({"compilation_config": {key: ["x"]}}, rf"\.{key} \['x'\]: nothing is compiled")
-            for key in sorted(OF_COMPILERS)
-        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         FakeGpu().start(config_of(**options))
+
+
+def test_what_belongs_to_another_compiler_is_refused_by_name() -> None:
+    for key in OF_COMPILERS:
+        with pytest.raises(ConfigError, match=rf"\.{key} \['x'\]: nothing is compiled"):
+            FakeGpu().start(config_of(compilation_config={key: ["x"]}))
 
 
 def test_a_cpu_has_levels_and_no_graphs() -> None:
