@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +22,10 @@ from core.api import ForwardBatch
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.testing.checkpoints import ARCHITECTURES, make_checkpoint
+from core.testing.tiny_configs import ENCODER_DECODERS
 
 FAKE = str(Path(__file__).with_name("fake_gpu_plugin.py"))
-PROMPTS = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (17, 3)]
+PLUGINS = [FAKE, *NO_CPU]
 
 
 def config_of(**scheduler: int) -> EngineConfig:
@@ -188,25 +189,55 @@ def test_a_model_that_reads_a_steps_numbers_on_the_host_is_called_as_ever() -> N
     assert recorder.replays == 0
 
 
-def tokens_of(folder: Path, **settings: Any) -> list[list[int]]:
-    sampling = SamplingParams(temperature=0.7, seed=3, top_k=20, max_tokens=5, ignore_eos=True)
+def prompts_of(architecture: str, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Return prompts of so many tokens, for an encoder if there is one."""
+    prompts: list[dict[str, Any]] = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in lengths]
+    if architecture == "WhisperForConditionalGeneration":
+        shape = 10, 40  # of the tiny model's spectrograms
+        prompts = [{"input_features": torch.randn(shape, generator=torch.Generator().manual_seed(n))} for n in lengths]
+    if architecture in ENCODER_DECODERS:
+        return [{"encoder_prompt": prompt} for prompt in prompts]
+    return prompts
+
+
+def tokens_of(folder: Path, prompts: Any, sampling: SamplingParams, **settings: Any) -> list[list[int]]:
     sizes = {"max_num_seqs": 3, "max_model_len": 64, "num_gpu_blocks_override": 40}
     with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **sizes, **settings) as llm:
-        return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+        return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, sampling, use_tqdm=False)]
 
 
-def test_tokens_of_replayed_steps_are_those_of_the_cpu(tmp_path: Path) -> None:
-    folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1)
-    assert tokens_of(folder, device="fake", plugins=[FAKE, *NO_CPU]) == tokens_of(folder, device="cpu")
-    assert FakeGpu.recorder.replays > 0
+@pytest.mark.parametrize(
+    ("architecture", "changes", "replays"),
+    [
+        ("LlamaForCausalLM", {"num_hidden_layers": 1}, True),
+        ("MistralForCausalLM", {"num_hidden_layers": 1, "sliding_window": 4}, True),
+        ("DeepseekV2ForCausalLM", {"num_hidden_layers": 1}, True),
+        ("MixtralForCausalLM", {"num_hidden_layers": 1}, True),
+        ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, False),
+        ("BartForConditionalGeneration", {"encoder_layers": 1, "decoder_layers": 1}, True),
+    ],
+    ids=["all tokens", "a window", "latents", "experts", "a state", "an encoder"],
+)
+def test_tokens_of_every_kind_of_layer_are_those_of_the_cpu(
+    architecture: str, changes: dict[str, Any], replays: bool, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(architecture, tmp_path / "model", seed=1, **changes)
+    given = prompts_of(architecture, (6, 2)), SamplingParams(temperature=0.7, seed=3, max_tokens=4, ignore_eos=True)
+    FakeGpu.recorder = FakeRecorder()
+    assert tokens_of(folder, *given, device="fake", plugins=PLUGINS) == tokens_of(
+        folder, *given, device="cpu", enforce_eager=True
+    )
+    assert (FakeGpu.recorder.replays > 0) == replays
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted({**ARCHITECTURES, **ENCODER_DECODERS}))
 def test_every_familys_tokens_are_the_same_eager_and_replayed(architecture: str, tmp_path: Path) -> None:
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
-    replayed = tokens_of(folder, device="fake", plugins=[FAKE, *NO_CPU])
+    sampling = SamplingParams(temperature=0.7, seed=3, top_k=20, max_tokens=5, ignore_eos=True)
+    given = prompts_of(architecture, (17, 3)), sampling
+    replayed = tokens_of(folder, *given, device="fake", plugins=PLUGINS)
     FakeGpu.recorder = FakeRecorder()
-    assert tokens_of(folder, device="fake", plugins=[FAKE, *NO_CPU], enforce_eager=True) == replayed
+    assert tokens_of(folder, *given, device="fake", plugins=PLUGINS, enforce_eager=True) == replayed
     assert FakeGpu.recorder.replays == 0
-    assert tokens_of(folder, device="cpu") == replayed
+    assert tokens_of(folder, *given, device="cpu") == replayed
