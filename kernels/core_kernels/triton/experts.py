@@ -14,17 +14,19 @@ import triton.language as tl
 
 from core_kernels.triton.gated import ACTIVATIONS, activated
 from core_kernels.triton.launching import is_wide, last_at_most, product, rounded
+from core_kernels.triton.tuned import Choice, Tuned, alike
 
 Tensor = torch.Tensor
 
 PAIRS: Final = 16
 """Pairs of a block where experts have few; four times as many where they have many."""
 MANY_PAIRS: Final = 64
-COLUMNS: Final = 64
 INNER: Final = 64
 """Columns of a product that are added at once."""
 ALONE: Final = "relu2_alone"
 """The activation of experts without gates."""
+TUNED_UP: Final = Tuned("experts-up")
+TUNED_DOWN: Final = Tuned("experts-down")
 
 
 def moe(
@@ -57,16 +59,25 @@ def moe(
     grid = triton.cdiv(num_pairs, pairs) + min(num_experts, num_pairs)
     inner = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     outputs = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
-    common = {"PAIRS": pairs, "COLUMNS": COLUMNS, "INNER": INNER, "WIDE": is_wide(x)}
-    _up[grid, triton.cdiv(width, COLUMNS)](
-        x, x.stride(0), gate_up, gate_up.stride(0), gate_up.stride(1), bias, inner, order, starts, blocks,
-        num_experts, choices, width, hidden,
-        ACTIVATION=-1 if activation == ALONE else ACTIVATIONS[activation], **common, num_warps=4,
-    )  # fmt: skip
-    _down[grid, triton.cdiv(hidden, COLUMNS)](
-        inner, down, down.stride(0), down.stride(1), outputs, order, starts, blocks, num_experts, width, hidden,
-        **common, num_warps=4,
-    )  # fmt: skip
+    common = {"PAIRS": pairs, "INNER": INNER, "WIDE": is_wide(x)}
+    shape = (pairs, alike(num_pairs // num_experts), num_experts, width, hidden, str(x.dtype))
+
+    def launch_up(choice: Choice) -> None:
+        _up[grid, triton.cdiv(width, choice.columns)](
+            x, x.stride(0), gate_up, gate_up.stride(0), gate_up.stride(1), bias, inner, order, starts, blocks,
+            num_experts, choices, width, hidden,
+            ACTIVATION=-1 if activation == ALONE else ACTIVATIONS[activation], COLUMNS=choice.columns, **common,
+            num_warps=choice.warps, num_stages=choice.stages,
+        )  # fmt: skip
+
+    def launch_down(choice: Choice) -> None:
+        _down[grid, triton.cdiv(hidden, choice.columns)](
+            inner, down, down.stride(0), down.stride(1), outputs, order, starts, blocks, num_experts, width, hidden,
+            COLUMNS=choice.columns, **common, num_warps=choice.warps, num_stages=choice.stages,
+        )  # fmt: skip
+
+    TUNED_UP.launch(x.device, (*shape, activation), launch_up)
+    TUNED_DOWN.launch(x.device, shape, launch_down)
     block = min(1024, rounded(hidden))
     _reduce[num_tokens, triton.cdiv(hidden, block)](
         outputs, weights, weights.stride(0), out, hidden, CHOICES=choices, BLOCK=block, num_warps=4

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch.nn.functional import pad
 
 from core_kernels.triton.launching import LEAST_PRODUCT, is_wide, last_at_most, product, rounded
+from core_kernels.triton.tuned import Choice, Tuned, alike
 
 Tensor = torch.Tensor
 
@@ -22,8 +23,6 @@ TILE: Final = 64
 """Columns that are multiplied at once."""
 MOST_ROWS: Final = 64
 """Rows of x of a program."""
-COLUMNS: Final = 64
-"""Rows of the weight of a program."""
 WHOLE_ROW: Final = 1 << 30
 """The group of rows with one scale: longer than any."""
 ALIGNED: Final = 16
@@ -36,6 +35,7 @@ E4M3: Final = tl.constexpr(2)
 E5M2: Final = tl.constexpr(3)
 E2M1: Final = tl.constexpr(4)
 EIGHT_BIT_FLOATS: Final = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
+TUNED: Final = Tuned("product")
 
 
 class Kept(NamedTuple):
@@ -61,6 +61,7 @@ class GroupedOps:
         self.scales: Final = scales
         self.has_zeros: Final = has_zeros
         self._kind: Final = kind
+        self._name: Final = f"{tl.constexpr(kind).value}, {group}, {scales}, {has_zeros}"
 
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """Return memory for a weight [rows, width], or for `count` of them; numbers of any dtype are kept alike."""
@@ -177,10 +178,16 @@ class GroupedOps:
     ) -> None:
         width = x.shape[1]
         kept = self.parts(weights if starts is None else weights[0], rows, width)
-        _product[programs, triton.cdiv(rows, COLUMNS)](
-            x, x.stride(0), *kept, kept.codes.stride(0), weights.shape[-1], out, starts, blocks, len(x), count, rows, width,
-            ROWS=block, COLUMNS=COLUMNS, WIDE=is_wide(x), **self._facts, num_warps=4, num_stages=3,
-        )  # fmt: skip
+
+        def launch(choice: Choice) -> None:
+            _product[programs, triton.cdiv(rows, choice.columns)](
+                x, x.stride(0), *kept, kept.codes.stride(0), weights.shape[-1], out, starts, blocks, len(x), count, rows, width,
+                ROWS=block, COLUMNS=choice.columns, WIDE=is_wide(x), **self._facts,
+                num_warps=choice.warps, num_stages=choice.stages,
+            )  # fmt: skip
+
+        shape = (alike(len(x) // count), count, rows, width, str(x.dtype), self._name)
+        TUNED.launch(x.device, shape, launch)
 
 
 class QuantizedOps(GroupedOps):

@@ -6,6 +6,7 @@ The interpreter takes much that the compiler does not. Run as a script, without 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from core_kernels.triton.cache import copy_blocks
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.scaled import round_rows
+from core_kernels.triton.tuned import Choice, Shape, Tuned
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -69,7 +71,13 @@ def main() -> None:
         compiled[self.__name__] = max(compiled.get(self.__name__, 0), kernel.metadata.shared)
         return kernel
 
+    def launch_each(self: Tuned, device: torch.device, shape: Shape, launch: Callable[[Choice], object]) -> None:
+        del device, shape
+        for choice in self.choices:
+            launch(choice)
+
     JITFunction.run = only_compiled
+    Tuned.launch = launch_each  # type: ignore[method-assign]
     launch_all()
     for name, shared in compiled.items():
         print(name, shared)

@@ -1,0 +1,129 @@
+"""The fastest configuration of a kernel is found once for each kind of device, and kept on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from core_kernels.triton import experts, quantized
+from core_kernels.triton.quantized import QuantizedOps
+from core_kernels.triton.tuned import CHOICES, MOST_ROWS, Choice, Tuned, alike
+
+DEVICE = torch.device("cpu")
+SLOW, FAST, NO_ROOM = Choice(64, 4, 3), Choice(32, 4, 4), Choice(128, 8, 3)
+SECONDS = {SLOW: 3e-5, FAST: 2e-5, NO_ROOM: math.inf}
+
+
+class Known:
+    """A clock that knows what each choice takes."""
+
+    def __init__(self, name: str | None = "A GPU, 80GB") -> None:
+        self.name, self.timed, self.launched = name, 0, [SLOW]
+
+    def device_name(self, device: torch.device) -> str | None:
+        return self.name
+
+    def seconds(self, device: torch.device, launch: Callable[[], object]) -> float:
+        self.timed += 1
+        launch()
+        return SECONDS[self.launched[-1]]
+
+
+def chosen(folder: Path, clock: Known, *shapes: int, tuned: Tuned | None = None) -> list[Choice]:
+    """Return with what a kernel is launched for each shape; without `tuned` as by a process of its own."""
+    tuned = tuned or Tuned("kernel", list(SECONDS), clock, folder)
+    found = []
+    for shape in shapes:
+        tuned.launch(DEVICE, (shape, "int4"), clock.launched.append)
+        found.append(clock.launched[-1])
+    return found
+
+
+def test_the_fastest_is_found_once_and_found_again_by_others(tmp_path: Path) -> None:
+    clock = Known()
+    assert chosen(tmp_path, clock, 1, 1, 1) == [FAST] * 3
+    assert clock.timed == len(SECONDS)
+    other = Known()
+    assert chosen(tmp_path, other, 1) == [FAST]
+    assert other.timed == 0
+
+
+def test_each_shape_device_and_triton_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Known()
+    chosen(tmp_path, clock, 1, 2)
+    chosen(tmp_path, clock_b := Known("B"), 1)
+    monkeypatch.setattr(triton, "__version__", "0.0")
+    chosen(tmp_path, later := Known(), 1)
+    assert [each.timed for each in (clock, clock_b, later)] == [6, 3, 3]
+    assert {file.parts[-3] for file in tmp_path.rglob("*.json")} == {"A-GPU-80GB", "B"}
+
+
+def test_where_nothing_is_timed_the_first_holds_and_nothing_is_kept(tmp_path: Path) -> None:
+    clock = Known(None)
+    tuned = Tuned("kernel", list(SECONDS), clock, tmp_path)
+    assert chosen(tmp_path, clock, 1, tuned=tuned) == [SLOW]
+    assert not list(tmp_path.iterdir())
+    clock.name = "A GPU"  # as behind the capture of a graph
+    assert chosen(tmp_path, clock, 1, tuned=tuned) == [FAST]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"choice": {"columns": 7, "warps": 4, "stages": 3}}', b'{"choice": {"x": 1}}', b"\xff"],
+)
+def test_a_broken_file_is_told_once_and_written_again(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen(tmp_path, Known(), 1)
+    (file,) = tmp_path.rglob("*.json")
+    file.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert chosen(tmp_path, Known(), 1, 1) == [FAST, FAST]
+    assert [record.message.partition(" ")[0] for record in caplog.records] == [str(file)]
+    assert json.loads(file.read_text())["choice"]["columns"] == FAST.columns
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "a file"
+    folder.touch()
+    with caplog.at_level(logging.WARNING):
+        assert chosen(folder, Known(), 1, 2, 1) == [FAST] * 3
+    told = [record.message for record in caplog.records if "are not kept" in record.message]
+    assert len(told) == 1
+
+
+def test_processes_that_try_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: chosen(tmp_path, Known(), *range(20)), range(4)))
+    clock = Known()
+    assert chosen(tmp_path, clock, *range(20)) == [FAST] * 20
+    assert clock.timed == 0
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 20, "no part of a file is left"
+
+
+def test_numbers_of_rows_share_a_choice_by_powers_of_two() -> None:
+    assert [alike(count) for count in (0, 1, 17, 1 << 20)] == [16, 16, 32, MOST_ROWS]
+
+
+def test_every_choice_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    ops, x = QuantizedOps(4, 32), torch.randn(3, 200)
+    weight = ops.empty(130, 200, torch.float32)
+    ops.pack(weight, 130, 0, torch.randn(130, 200))
+    shares, chosen_experts = torch.rand(3, 2), torch.tensor([[0, 1], [1, 0], [1, 1]])
+    given = x, torch.randn(2, 2 * 70, 200) * 0.05, torch.randn(2, 200, 70) * 0.1, shares, chosen_experts
+    found = []
+    for choice in CHOICES:
+        for module, name in ((quantized, "TUNED"), (experts, "TUNED_UP"), (experts, "TUNED_DOWN")):
+            monkeypatch.setattr(module, name, Tuned(name, [choice], Known(None), tmp_path))
+        found.append((ops.linear(x, weight, 130), experts.moe(*given)))
+    for pair in found[1:]:
+        for ours, firsts in zip(pair, found[0], strict=True):
+            torch.testing.assert_close(ours, firsts, atol=1e-4, rtol=1e-5)
