@@ -60,9 +60,6 @@ class Kernel(Protocol):
     def add(self, out: torch.Tensor, x: torch.Tensor, rows: Any, table: Any) -> None:
         """Add to out [rows, columns] what the adapter of each row makes of x [rows, in]; numbers of a row are neighbours."""
 
-    def refuse(self, reason: str) -> None:
-        """Where a step is recorded, say why it cannot be done again."""
-
 
 def kernel_for(dtype: torch.dtype, device: str, most_rank: int, *, has_triton: bool) -> Kernel | None:
     """Return the kernel for adapters of a dtype and of ranks up to `most_rank`; None: plain torch is to do it."""

@@ -81,7 +81,9 @@ class Recording:
     most: int | None
     """Tokens; None: the platform's own limit."""
     stated: str
-    """The first thing that was said of graphs in particular, empty: nothing was."""
+    """The first graphs that were asked for in particular, empty: none were."""
+    is_eager: bool
+    """Every step is to be a plain call, on platforms without graphs too: `--enforce-eager`, or `-O0`."""
 
     @classmethod
     def of(cls, config: EngineConfig) -> Recording:
@@ -94,7 +96,8 @@ class Recording:
         mode = keys.get("cudagraph_mode")
         sizes = _one_of("cudagraph_capture_sizes", keys, config)
         most = _one_of("max_cudagraph_capture_size", keys, config)
-        decodes, mixed = MODES[LEVELS[f"O{str(level).removeprefix('O')}"] if mode is None else _mode(mode)]
+        usual = LEVELS[f"O{str(level).removeprefix('O')}"]
+        decodes, mixed = MODES[usual if mode is None else _mode(mode)]
         if config.model.enforce_eager or sizes == [] or most == 0:
             decodes = mixed = False
         stated = {"cudagraph_mode": mode not in (None, *OFF), "cudagraph_capture_sizes": sizes}
@@ -104,6 +107,7 @@ class Recording:
             None if sizes is None else _sizes(sizes),
             None if most is None else _whole("max_cudagraph_capture_size", most, 0),
             next((name for name, said in {**stated, "max_cudagraph_capture_size": most}.items() if said), ""),
+            config.model.enforce_eager or usual == "NONE",
         )
 
 

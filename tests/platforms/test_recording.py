@@ -103,9 +103,16 @@ def test_what_belongs_to_another_compiler_is_refused_by_name() -> None:
 
 
 def test_a_cpu_has_levels_and_no_graphs() -> None:
-    for level, eager in (("O0", True), ("O1", False), ("O2", False)):
+    asked: tuple[tuple[dict[str, Any], bool], ...] = (
+        ({"optimization_level": "O0"}, True),
+        ({"optimization_level": "O1"}, False),
+        ({"eager": True}, True),
+        ({"compilation_config": {"cudagraph_mode": "NONE"}}, False),  # there are none, and other recordings stay
+        ({"cudagraph_capture_sizes": [], "max_cudagraph_capture_size": 0}, False),
+    )
+    for options, eager in asked:
         platform = CpuPlatform()
-        platform.start(config_of(optimization_level=level))
+        platform.start(config_of(**options))
         assert platform._eager == eager
     for options in ({"cudagraph_capture_sizes": [8]}, {"compilation_config": {"cudagraph_mode": "FULL"}}):
         with pytest.raises(ConfigError, match=r"is about graphs of GPUs.*-O0 or --enforce-eager"):

@@ -67,7 +67,7 @@ class CpuPlatform:
                 "-O0 or --enforce-eager records none; leave it out."
             )
         # What ranks say to each other is no call of the library.
-        self._eager = not recording.decodes or num_ranks(config) > 1
+        self._eager = recording.is_eager or num_ranks(config) > 1
         asked, cores = config.device.num_threads, os.cpu_count() or 1
         most = max(LEAST_MOST_THREADS, THREADS_PER_CORE * cores)
         if asked is not None and asked > most:

@@ -158,9 +158,6 @@ class LowRankOps:
         """Return what notes whose rows are."""
         return StepRows(num_adapters, self._device)
 
-    def refuse(self, reason: str) -> None:
-        """Say nothing: all of it is launched, and a launch can be made again."""
-
     def add(self, out: Tensor, x: Tensor, rows: Grouped, table: LowRankTable) -> None:
         """Add to out [rows, columns] what the adapter of each row makes of x [rows, in].
 
