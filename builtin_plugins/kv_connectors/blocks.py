@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -21,38 +21,75 @@ FORMAT = 1
 """Of what fingerprints and seals are made of."""
 
 
+class Packed(Protocol):
+    """Blocks of several caches on a device, each as one row of bytes."""
+
+    def gather(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Return rows uint8 [n, bytes] of blocks int64 [n]."""
+
+    def scatter(self, blocks: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write rows to blocks."""
+
+
 class CacheBlocks:
     """The blocks of a cache, for one thread, which brings them to host memory and back."""
 
-    def __init__(self, layout: KVLayout, memory: Mapping[tuple[int, int], torch.Tensor]) -> None:
-        """`memory`: by (pool, slot), uint8 [blocks, bytes]."""
+    def __init__(
+        self,
+        layout: KVLayout,
+        memory: Mapping[tuple[int, int], torch.Tensor],
+        packed: Callable[[Sequence[torch.Tensor]], Packed | None] | None = None,
+    ) -> None:
+        """`memory`: by (pool, slot), uint8 [blocks, bytes]. `packed` makes what moves blocks of a group's caches; None: the
+        device says."""
         slots: dict[int, list[torch.Tensor]] = {}
         for (pool, _), tensor in sorted(memory.items(), key=lambda item: item[0]):
             slots.setdefault(pool, []).append(tensor)
         self._slots = [slots.get(group.pool, []) for group in layout.groups]
-        self._staging = [
-            [torch.empty(tensor.shape[1], dtype=torch.uint8, pin_memory=tensor.is_cuda) for tensor in of_group]
-            for of_group in self._slots
-        ]
+        self._packed = list(map(packed or _packed_on_device, self._slots))
         self.block_bytes = [sum(tensor.shape[1] for tensor in of_group) for of_group in self._slots]
         """Of a block on this rank, by group."""
+        self._staging = [
+            torch.empty(size, dtype=torch.uint8, pin_memory=any(tensor.is_cuda for tensor in of_group))
+            for size, of_group in zip(self.block_bytes, self._slots, strict=True)
+        ]
+        self._parts = [
+            torch.split(staging, [tensor.shape[1] for tensor in of_group])
+            for staging, of_group in zip(self._staging, self._slots, strict=True)
+        ]
 
     def look(self, group: int, block: int) -> Block:
         """Return a block's bytes: on a CPU where they lie, from a device's memory in a copy."""
-        if not any(tensor.is_cuda for tensor in self._slots[group]):
-            return [tensor[block].numpy() for tensor in self._slots[group]]
-        for host, tensor in zip(self._staging[group], self._slots[group], strict=True):
-            host.copy_(tensor[block])  # waits for the device
+        packed, slots = self._packed[group], self._slots[group]
+        if packed is None:
+            return [tensor[block].numpy() for tensor in slots]
+        rows = packed.gather(torch.tensor([block], device=slots[0].device))
+        self._staging[group].copy_(rows[0])  # waits for the device
         return self.staging(group)
 
     def staging(self, group: int) -> Block:
         """Return the place of a block that is not in the cache yet."""
-        return [host.numpy() for host in self._staging[group]]
+        return [part.numpy() for part in self._parts[group]]
 
     def put(self, group: int, block: int) -> None:
         """Copy what is there into the cache."""
-        for host, tensor in zip(self._staging[group], self._slots[group], strict=True):
-            tensor[block].copy_(host)
+        packed, slots = self._packed[group], self._slots[group]
+        if packed is None:
+            for part, tensor in zip(self._parts[group], slots, strict=True):
+                tensor[block].copy_(part)
+        else:
+            device = slots[0].device
+            rows = self._staging[group].to(device, copy=True)  # waits: the next block comes to the same place
+            packed.scatter(torch.tensor([block], device=device), rows[None])
+
+
+def _packed_on_device(caches: Sequence[torch.Tensor]) -> Packed | None:
+    """Return what moves blocks of caches that are a device's."""
+    if all(cache.device.type == "cpu" for cache in caches):
+        return None
+    from core_kernels.triton.packed_blocks import PackedBlocks  # lazy: triton is not everywhere
+
+    return PackedBlocks(caches)
 
 
 def seal_of(key: BlockKey, block: Block, how: Literal["sum", "crc32"]) -> bytes:

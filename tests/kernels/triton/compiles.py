@@ -16,6 +16,7 @@ from core_kernels.low_rank import LowRankParts, Plain
 from core_kernels.triton import chunks, scans
 from core_kernels.triton.cache import copy_blocks
 from core_kernels.triton.low_rank import LowRankOps
+from core_kernels.triton.packed_blocks import PackedBlocks
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.scaled import round_rows
 from core_kernels.triton.tuned import Choice, Shape, Tuned
@@ -103,6 +104,9 @@ def launch_all() -> None:
         for arguments in [given for given in examples(op, draw) if given[0].numel()][:4]:
             getattr(ops, op)(*arguments)
     copy_blocks(torch.zeros(3, 40), torch.zeros(3, 40), torch.tensor([[0, 1]]))
+    for width in (24, 7):
+        packed = PackedBlocks([torch.zeros((3, width), dtype=torch.uint8)])
+        packed.scatter(torch.tensor([2]), packed.gather(torch.tensor([0])))
     for numbers in NUMBERS:
         weights = numbers.empty(256, 512, torch.bfloat16, 2)
         for rows in (1, 300):

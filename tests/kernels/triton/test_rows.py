@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from core_kernels.triton.cache import copy_blocks, write
+from core_kernels.triton.packed_blocks import PackedBlocks
 
 from builtin_plugins.op_impls.triton import ops, plugin
 from core.api import Entry
@@ -104,6 +105,32 @@ def test_blocks_are_copied_whole(width: int) -> None:
     assert torch.equal(target, torch.stack([source[2], target[1], target[2], source[1]]))
     assert not target[1:3].any()
     copy_blocks(source, target, torch.zeros(0, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("widths", [(8,), (24, 16 * 1024, 8), (3, 1030, 16)])
+def test_blocks_of_all_caches_are_packed_and_put_back(widths: tuple[int, ...]) -> None:
+    def drawn() -> list[torch.Tensor]:
+        whole = [torch.randint(0, 255, (5, width + 16), dtype=torch.uint8) for width in widths]
+        return [memory[:, :width] for memory, width in zip(whole, widths, strict=True)]
+
+    caches, blocks = drawn(), torch.tensor([3, 0])
+    packed = PackedBlocks(caches)
+    rows = packed.gather(blocks)
+    assert torch.equal(rows, torch.cat([cache[blocks] for cache in caches], 1))
+    others = [cache.clone() for cache in caches]
+    packed.scatter(torch.tensor([1, 4]), rows)
+    for cache, before in zip(caches, others, strict=True):
+        assert torch.equal(cache[[1, 4]], before[[3, 0]])
+        assert torch.equal(cache[[0, 2, 3]], before[[0, 2, 3]])
+    assert packed.gather(blocks[:0]).shape == (0, sum(widths))
+
+
+def test_caches_that_have_moved_are_found_where_they_lie() -> None:
+    cache = torch.arange(32, dtype=torch.uint8).view(4, 8)
+    packed = PackedBlocks([cache])
+    packed.gather(torch.tensor([0]))
+    cache.set_(torch.full((4, 8), 7, dtype=torch.uint8))  # type: ignore[call-overload]
+    assert (packed.gather(torch.tensor([2])) == 7).all()
 
 
 @pytest.mark.slow
