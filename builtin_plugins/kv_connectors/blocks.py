@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -31,6 +32,25 @@ class Packed(Protocol):
         """Write rows to blocks."""
 
 
+class Beside:
+    """Work of a thread on a device, beside its steps: in a stream of its own where there are streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        self._stream = self._module and self._module.Stream(device)
+
+    @contextmanager
+    def behind_steps(self) -> Iterator[None]:
+        """Work behind all that steps were given until now; on leaving, wait until it is done."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(self._module.current_stream())
+        with self._module.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+
 class CacheBlocks:
     """The blocks of a cache, for one thread, which brings them to host memory and back."""
 
@@ -47,6 +67,9 @@ class CacheBlocks:
             slots.setdefault(pool, []).append(tensor)
         self._slots = [slots.get(group.pool, []) for group in layout.groups]
         self._packed = list(map(packed or _packed_on_device, self._slots))
+        self._beside = Beside(
+            next((tensor.device for of_group in self._slots for tensor in of_group), torch.device("cpu"))
+        )
         self.block_bytes = [sum(tensor.shape[1] for tensor in of_group) for of_group in self._slots]
         """Of a block on this rank, by group."""
         self._staging = [
@@ -63,8 +86,9 @@ class CacheBlocks:
         packed, slots = self._packed[group], self._slots[group]
         if packed is None:
             return [tensor[block].numpy() for tensor in slots]
-        rows = packed.gather(torch.tensor([block], device=slots[0].device))
-        self._staging[group].copy_(rows[0])  # waits for the device
+        with self._beside.behind_steps():
+            rows = packed.gather(torch.tensor([block], device=slots[0].device))
+            self._staging[group].copy_(rows[0])
         return self.staging(group)
 
     def staging(self, group: int) -> Block:
@@ -78,9 +102,10 @@ class CacheBlocks:
             for part, tensor in zip(self._parts[group], slots, strict=True):
                 tensor[block].copy_(part)
         else:
-            device = slots[0].device
-            rows = self._staging[group].to(device, copy=True)  # waits: the next block comes to the same place
-            packed.scatter(torch.tensor([block], device=device), rows[None])
+            with self._beside.behind_steps():
+                device = slots[0].device
+                rows = self._staging[group].to(device, copy=True)
+                packed.scatter(torch.tensor([block], device=device), rows[None])
 
 
 def _packed_on_device(caches: Sequence[torch.Tensor]) -> Packed | None:

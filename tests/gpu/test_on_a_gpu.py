@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,16 @@ def on_device(value: Any) -> Any:
     return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
 
 
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """Have torch raise where the host would wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def assert_same(found: Any, expected: Any, dtype: torch.dtype) -> None:
     pairs = zip(*(value if isinstance(value, tuple) else (value,) for value in (found, expected)), strict=True)
     for ours, theirs in pairs:
@@ -69,7 +81,9 @@ def test_attention_is_the_references_and_never_waits(params: AttentionParams, dt
         inputs, *given = sequences.tokens(counts)
         expected = truth.attend(params, *given, sequences.cache, truth.prepare(inputs))
         moved = replace(inputs, block_table=on_device(inputs.block_table), slots=on_device(inputs.slots))
-        found = backend.attend(own, *map(on_device, given), cache, backend.prepare(moved))
+        arguments = [on_device(each) for each in given]
+        with waiting_is_an_error():
+            found = backend.attend(own, *arguments, cache, backend.prepare(moved))
         assert_same(found, expected, dtype)
 
 
@@ -86,3 +100,19 @@ def test_greedy_tokens_are_those_of_the_cpu(architecture: str, settings: dict[st
             outputs = llm.generate(prompts, sampling, use_tqdm=False)
             found.append([list(output.outputs[0].token_ids) for output in outputs])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["replayed", "eager"])
+def test_no_step_waits_for_the_device(settings: dict[str, Any], tmp_path: Path) -> None:
+    folder = str(make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1))
+    prompts = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (60, 17, 3)]
+    sampling = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True)
+    sizes = {"max_num_seqs": 3, "max_model_len": 128, "num_gpu_blocks_override": 40, "enable_prefix_caching": False}
+    with LLM(folder, dtype="bfloat16", device="cuda", skip_tokenizer_init=True, **sizes, **settings) as llm:
+
+        def tokens() -> list[list[int]]:
+            return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, sampling, use_tqdm=False)]
+
+        known = [tokens() for _ in range(3)][-1]  # all that is compiled or recorded is by then
+        with waiting_is_an_error():
+            assert tokens() == known

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
 from core_kernels.triton.packed_blocks import PackedBlocks
 
-from builtin_plugins.kv_connectors.blocks import CacheBlocks
+from builtin_plugins.kv_connectors.blocks import Beside, CacheBlocks
 from core.testing.conformance.kv_connectors import LAYOUT
 
 
@@ -28,3 +33,25 @@ def test_what_is_looked_at_and_put_back_are_the_bytes_that_a_cpu_has_in_place() 
             blocks.put(group, 1 + number)
         assert [{int(byte) for part in plain.look(group, block) for byte in part} for block in (1, 2)] == [{100}, {101}]
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(plain.look(group, 4), before, strict=True))
+
+
+def test_copies_have_a_stream_of_their_own_behind_what_steps_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    @contextmanager
+    def entered(stream: SimpleNamespace) -> Iterator[None]:
+        done.append("begin")
+        yield
+        done.append("end")
+
+    own = SimpleNamespace(
+        wait_stream=lambda other: done.append(f"behind {other}"), synchronize=lambda: done.append("waited for")
+    )
+    module = SimpleNamespace(Stream=lambda device: own, current_stream=lambda: "the steps'", stream=entered)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    with Beside(torch.device("cuda")).behind_steps():
+        done.append("copied")
+    assert done == ["behind the steps'", "begin", "copied", "end", "waited for"]
+    with Beside(torch.device("cpu")).behind_steps():
+        done.clear()
+    assert not done

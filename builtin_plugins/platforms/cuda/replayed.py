@@ -55,7 +55,8 @@ class GraphRecorder:
     def record(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
         """Capture the function."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may copy blocks meanwhile: what they ask of the device is no part of this.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = function()
         return graph.replay, out
 
