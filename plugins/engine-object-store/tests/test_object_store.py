@@ -27,7 +27,6 @@ from tests.kv_connectors.trial import FAKE, PROMPTS, alone, open_llm, run, settl
 from tests.patience import PATIENCE_S  # noqa: E402
 
 PLUGIN = "engine_object_store.plugin"
-QUICK = ("partial",)
 
 
 def open_over(url: str, *, fault: str = "", transfer: dict[str, Any] | None = None, **extra: Any) -> LLM:
@@ -48,11 +47,13 @@ def expected() -> list[list[int]]:
     return alone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", conformance.cases(PLUGIN), ids=str)
 def test_it_holds_to_the_contract(case: Case) -> None:
     case()
 
 
+@pytest.mark.slow
 def test_blocks_survive_the_engine(expected: list[list[int]], tmp_path: Path) -> None:
     url = (tmp_path / "bucket").as_uri()
     with open_over(url) as llm:
@@ -63,6 +64,7 @@ def test_blocks_survive_the_engine(expected: list[list[int]], tmp_path: Path) ->
         assert traffic(llm).counts.unloaded == 0
 
 
+@pytest.mark.slow
 def test_what_another_engine_has_put_there_is_found_in_time(expected: list[list[int]], tmp_path: Path) -> None:
     url = (tmp_path / "bucket").as_uri()
     with open_over(url) as writer, open_over(url, survey_s=0.1, transfer={"kv_role": "kv_consumer"}) as reader:
@@ -79,10 +81,8 @@ def test_what_another_engine_has_put_there_is_found_in_time(expected: list[list[
         assert (tokens, min(found)) == (expected, 64)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(fault, marks=() if fault in QUICK else pytest.mark.slow) for fault in FAULTS if "hang" not in fault],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "hang" not in fault])
 def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: str, tmp_path: Path) -> None:
     with open_over((tmp_path / "bucket").as_uri(), fault=fault) as llm:
         for _ in range(2):
@@ -100,6 +100,7 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [_flip, lambda path: path.write_bytes(path.read_bytes()[:-9]), Path.unlink],
@@ -118,6 +119,7 @@ def test_damaged_objects_are_noticed_and_computed_again(
         assert traffic(llm).counts.unloaded > 0
 
 
+@pytest.mark.slow
 def test_a_small_bucket_is_kept_to_its_bytes(expected: list[list[int]], tmp_path: Path) -> None:
     most = 30 * 1024
     with open_over((tmp_path / "bucket").as_uri(), max_bytes=most) as llm:
@@ -129,6 +131,7 @@ def test_a_small_bucket_is_kept_to_its_bytes(expected: list[list[int]], tmp_path
     assert sum(path.stat().st_size for path in tmp_path.rglob("*-*")) <= most + heads
 
 
+@pytest.mark.slow
 def test_blocks_come_back_from_a_server_that_speaks_s3(expected: list[list[int]]) -> None:
     with serving() as bucket:
         with open_over(**of(bucket)) as llm:
