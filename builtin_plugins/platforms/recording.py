@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from core.api import ConfigError, EngineConfig, Option, did_you_mean
+from core.api import ConfigError, EngineConfig, Option, Within, did_you_mean
 
 FLAG: Final = "--compilation-config"
 OFF: Final = (0, "0", "NONE", "none")
@@ -52,19 +52,21 @@ OF_COMPILERS: Final = frozenset(
     ]
 )
 """Keys of vLLM's that have no meaning here."""
+MOST_TOKENS: Final = 1 << 20
+"""Of a step that is asked to be recorded."""
 
 
 def options() -> list[Option]:
     """Return the options that `Recording` reads."""
     levels = "Steps that are recorded and done again: O0 none, O1 those in which every row decodes, O2 and O3 all small ones."
     keys = "JSON, or keys one by one: cudagraph_mode, cudagraph_capture_sizes, max_cudagraph_capture_size; mode is 0."
+    sizes = "Numbers of tokens that steps are recorded for on GPUs."
+    most = "Most tokens of a step that is recorded on GPUs."
     return [
         Option("optimization_level", Literal["O0", "O1", "O2", "O3", 0, 1, 2, 3], "O2", levels),
-        Option("compilation_config", dict[str, Any] | int, {}, keys),
-        Option(
-            "cudagraph_capture_sizes", list[int] | None, None, "Numbers of tokens that steps are recorded for on GPUs."
-        ),
-        Option("max_cudagraph_capture_size", int | None, None, "Most tokens of a step that is recorded on GPUs."),
+        Option("compilation_config", dict[str, Any] | Annotated[int, Within(0, 3)], {}, keys),
+        Option("cudagraph_capture_sizes", list[Annotated[int, Within(1, MOST_TOKENS)]] | None, None, sizes),
+        Option("max_cudagraph_capture_size", Annotated[int, Within(0, MOST_TOKENS)] | None, None, most),
     ]
 
 

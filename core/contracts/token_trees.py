@@ -18,6 +18,7 @@ class TokenTree:
     """
 
     nodes: tuple[Node, ...]
+    """The way to each, in order."""
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> TokenTree:

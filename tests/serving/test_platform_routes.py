@@ -9,6 +9,7 @@ import logging
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -380,6 +381,7 @@ def test_what_was_written_to_is_given_back_at_its_address() -> None:
         memory = {(0, 0): Tensor()}
 
     half = Releasing(None)
+    half.loaded(SimpleNamespace(facts={}))  # type: ignore[arg-type]
     half.attach(Parts())  # type: ignore[arg-type]
     answer = half.call("fall", b"1")
     assert answer is not None
