@@ -60,6 +60,10 @@ class Drafting:
         """What it took in this step to guess, or before it to look for guesses."""
         self._rest = self._last_rest = 0
         """Steps to go, and as many as there were, before it is considered again whether to guess."""
+        self._resting = False
+        """In this step nothing is considered."""
+        self._slept = 0
+        """Steps since the last one that it took part in."""
         self._resting_rows = 0
         self._looks_s: deque[float] = deque(maxlen=KEPT)
         """What it took to look for guesses of one row, the last few times; the shortest counts, as of steps."""
@@ -82,6 +86,18 @@ class Drafting:
             attach(parts)
 
     # --- before the model
+
+    def rests(self, num_rows: int, payload: bytes | None) -> bool:
+        """Say whether nothing is guessed, considered or read in this step.
+
+        A step behind one in which guesses were wanted may get some, whose rows' ends must be known. Ranks that do not decide
+        cannot tell when that will be.
+        """
+        self._resting = not num_rows or self._is_resting(num_rows)
+        reads = self._seen is not None and self._speculator is not None
+        sleeps = self._resting and payload is None and self._decides and not (self._wanting or reads)
+        self._slept += sleeps
+        return sleeps
 
     def begin(self, payload: bytes | None) -> None:
         """Write the guesses of rows that may check some."""
@@ -162,9 +178,9 @@ class Drafting:
             return None
         ended_s = time.perf_counter()
         seconds = ended_s - self._begun_s
-        self._pace.passed(seconds)
-        speculator = self._speculator
-        if speculator is None or self._is_resting(len(sampled.ends)):
+        self._pace.passed(seconds, self._slept + 1)
+        self._slept, speculator = 0, self._speculator
+        if speculator is None or self._resting:  # it may have failed in this step
             if not self._wanting:
                 return None
             self._wanting = False
@@ -201,7 +217,7 @@ class Drafting:
 
     def _is_resting(self, num_rows: int) -> bool:
         """Say whether this step is one of those in which nothing is considered."""
-        if num_rows >= self._too_many:
+        if num_rows >= self._too_many or self._speculator is None:
             return True
         if self._rest and 2 * num_rows > self._resting_rows:
             self._rest -= 1

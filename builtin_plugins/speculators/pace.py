@@ -115,10 +115,10 @@ class Pace:
         """Of the trial under way: what the step would take without it, and what it is reckoned to lose."""
         self.costs: Final = Costs()
 
-    def passed(self, seconds: float) -> None:
-        """Note that a step has taken so long."""
-        self._trial_s = min(self._trial_s + TRIAL_SHARE * seconds, max(TRIAL_S, seconds))
-        self._likely += FADING * (LIKELY - self._likely)
+    def passed(self, seconds: float, steps: int = 1) -> None:
+        """Note that so many steps have taken about so long each."""
+        self._trial_s = min(self._trial_s + TRIAL_SHARE * steps * seconds, max(TRIAL_S, seconds))
+        self._likely += (1 - (1 - FADING) ** steps) * (LIKELY - self._likely)
 
     def tried(self, seconds: float, gained: float, guessing_s: float) -> None:
         """Note that a step with guesses has taken so long and brought each row `gained` tokens more than one, on average.

@@ -260,6 +260,13 @@ class RunnerExtension(Protocol):
     def attach(self, parts: WorkerParts) -> None:
         """Take what the worker holds; called once, before the first step."""
 
+    def rests(self, num_rows: int, payload: bytes | None) -> bool:
+        """Say that a step, in which so many rows sample, can do without it; asked once a step, first of all.
+
+        Where every feature says so, none of its methods for steps is called, and nobody notes where rows go on: in the step
+        before one in which that is read, it may not rest.
+        """
+
     def begin(self, payload: bytes | None) -> None:
         """A step begins: rows and tables are as the plan says, its tokens are not gathered yet.
 

@@ -16,7 +16,7 @@ from core.plugin import Registry
 from core.testing.no_readback import ReadBack, no_readback
 
 _PAYLOADS: Final = ("planned", "after_sample")
-_TRUTHS: Final = ("finished", "pending", "steers")
+_TRUTHS: Final = ("finished", "pending", "rests", "steers")
 _ON_DEVICE: Final = ("before_forward", "after_forward", "before_sample", "sampled")
 
 

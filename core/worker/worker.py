@@ -150,7 +150,7 @@ class Worker:
         sizes = self._platform.sizes(config) if hasattr(self._platform, "sizes") and not self._states else ()
         max_num_seqs, max_model_len = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
         batch = Batch(max_num_seqs, max_model_len, layout, self._device, depth=self.depth, sizes=sizes)
-        batch.keeps_ends, self._batch = extensions.follows, batch
+        self._batch = batch
         is_last, device = self._pipeline.is_last, self._device
         self._stage: Stage = self._runner.stage(
             StageParts(config, self._spec, self.model, batch, extensions, is_last, device, PendingResult, self._ops)
@@ -192,7 +192,8 @@ class Worker:
     def _run(self, plan: StepPlan, inputs: StepInputs) -> PendingResult:
         """Do the device's part of a step. Nothing is read back."""
         errors = self._enter(plan, inputs)
-        self._extensions.begin(plan.payloads)
+        num_rows = len(plan.steady) + len(plan.samples)
+        self._batch.keeps_ends = self._extensions.begin(num_rows, plan.payloads)
         pending = self._compute(plan, inputs, errors) if inputs.rows else PendingResult(plan.step, errors)
         pending.payloads = self._extensions.after_sample(plan.payloads)
         pending.leave()

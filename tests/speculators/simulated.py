@@ -69,9 +69,11 @@ class Engine:
     def _step(self, right: float, prompts: int = 0) -> int:
         counts = [self._wanted.get(row, 0) for row in range(self._rows)]
         granted = msgspec.msgpack.encode(Granted(list(range(self._rows)), counts)) if any(counts) else None
-        self._drafting.begin(granted)
+        rests = self._drafting.rests(self._rows, granted)
         size = self._rows + sum(counts) + prompts
-        self._drafting.before_forward(SimpleNamespace(input_ids=range(size)), granted)  # type: ignore[arg-type]
+        if not rests:
+            self._drafting.begin(granted)
+            self._drafting.before_forward(SimpleNamespace(input_ids=range(size)), granted)  # type: ignore[arg-type]
         self._clock.now += self._step_s(size)
         accepted = [1 + self._right(count, right) for count in counts]
         ends = self._batch.ends
@@ -83,9 +85,9 @@ class Engine:
             accepted=torch.tensor(accepted),
             ends=ends.clone().clamp(max=self._length),
         )
-        self._drafting.sampled(sampled, granted)  # type: ignore[arg-type]
-        answer = self._drafting.after_sample(granted)
-        if answer is not None:
+        if not rests:
+            self._drafting.sampled(sampled, granted)  # type: ignore[arg-type]
+        if not rests and (answer := self._drafting.after_sample(granted)) is not None:
             report = msgspec.msgpack.decode(answer, type=Report)
             self._wanted = dict(zip(column(report.wanting).tolist(), column(report.wanted).tolist(), strict=True))
         for row in over.tolist():

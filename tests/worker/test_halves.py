@@ -50,6 +50,27 @@ def test_plans_without_rows_are_begun_and_answered() -> None:
     assert driver.worker.call("nobody.do", b"!") is None
 
 
+def test_steps_in_which_every_half_rests_are_not_shown_to_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bytes | None]] = []
+
+    def rests(half: halves.Half, num_rows: int, payload: bytes | None) -> bool:
+        asked.append((num_rows, payload))
+        return len(asked) in {2, 3}
+
+    monkeypatch.setattr(halves.Half, "rests", rests, raising=False)
+    driver, plain = Driver(HALVES), Driver()
+    tokens: dict[str, list[int]] = {"with": [], "without": []}
+    for name, each in (("with", driver), ("without", plain)):
+        each.add("a", PROMPT)
+        for _ in range(4):
+            tokens[name] += each.step().tokens
+    assert tokens["with"] == tokens["without"]
+    assert asked == [(1, None)] * 4
+    assert [facts[1] for facts in seen("before_forward")] == [[0], [len(PROMPT) + 2]]
+    assert [len(seen(name)) for name in ("begin", "sampled")] == [2, 2]
+    assert [facts[4] for facts in seen("sampled")] == [[7], [10]], "where the row goes on is noted when somebody reads it"
+
+
 def test_what_a_half_tells_reaches_who_listens() -> None:
     driver, heard = Driver(HALVES), []
     driver.worker.told = lambda name, data: heard.append((name, data))

@@ -28,7 +28,8 @@ def check(
         part.unflatten(1, (-1, size))
         for part in fused[:, : (heads + 2 * kv_heads) * size].split([heads * size, kv_heads * size, kv_heads * size], 1)
     )
-    table, positions = torch.randn(40, turning), torch.arange(tokens) * 7 % 40
+    angles, positions = torch.randn(40, turning // 2), torch.arange(tokens) * 7 % 40
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
     slots = torch.randperm(2 * tokens + 2)[:tokens]
     caches = torch.full((2, tokens + 1, 2, 2, kv_heads, size), 7.0, dtype=dtype)
     norms = (torch.randn(size).to(dtype), torch.randn(size).to(dtype)) if normed else (None, None)
@@ -39,8 +40,10 @@ def check(
     wanted, wanted_key = reference.rotary(*turned, table, positions, interleaved)
     write(wanted_key, value, caches[0], slots)
     write_turned(query, key, value, norms, 1e-6, 1.0, table, positions, interleaved, caches[1], slots)
+    # The ops round what they have normed, and of two such numbers turning makes a sum in which they may cancel.
+    rounded = torch.finfo(dtype).eps * max((float(part.abs().max()) for part in turned if part.numel()), default=0.0)
     for found, expected in ((query, wanted), (caches[1], caches[0])):
-        torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        torch.testing.assert_close(found, expected, atol=max(TOLERANCE[dtype], rounded), rtol=TOLERANCE[dtype])
     assert torch.equal(caches[1][:, 1], caches[0][:, 1]), "values are copied"
 
 
