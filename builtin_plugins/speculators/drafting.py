@@ -62,8 +62,8 @@ class Drafting:
         """Steps to go, and as many as there were, before it is considered again whether to guess."""
         self._resting = False
         """In this step nothing is considered."""
-        self._slept = 0
-        """Steps since the last one that it took part in."""
+        self._slept, self._last_s = 0, 0.0
+        """Steps since the last one that it took part in, and what that took."""
         self._resting_rows = 0
         self._looks_s: deque[float] = deque(maxlen=KEPT)
         """What it took to look for guesses of one row, the last few times; the shortest counts, as of steps."""
@@ -178,8 +178,9 @@ class Drafting:
             return None
         ended_s = time.perf_counter()
         seconds = ended_s - self._begun_s
-        self._pace.passed(seconds, self._slept + 1)
-        self._slept, speculator = 0, self._speculator
+        self._pace.passed(seconds)
+        self._pace.passed(min(seconds, self._last_s), self._slept)  # it is not known that they took longer
+        self._slept, self._last_s, speculator = 0, seconds, self._speculator
         if speculator is None or self._resting:  # it may have failed in this step
             if not self._wanting:
                 return None

@@ -68,7 +68,9 @@ def test_steps_in_which_every_half_rests_are_not_shown_to_any(monkeypatch: pytes
     assert asked == [(1, None)] * 4
     assert [facts[1] for facts in seen("before_forward")] == [[0], [len(PROMPT) + 2]]
     assert [len(seen(name)) for name in ("begin", "sampled")] == [2, 2]
-    assert [facts[4] for facts in seen("sampled")] == [[7], [10]], "where the row goes on is noted when somebody reads it"
+    assert [facts[4] for facts in seen("sampled")] == [[7], [10]], (
+        "where the row goes on is noted when somebody reads it"
+    )
 
 
 def test_what_a_half_tells_reaches_who_listens() -> None:
