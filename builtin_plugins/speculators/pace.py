@@ -49,7 +49,7 @@ class Costs:
         self._known: dict[int, float] = {}
         """By size, what is believed."""
         self.token_s = 0.0
-        """What a token of a prompt took at least, all else included."""
+        """What a token took at least, all else of its step included: one more in a step takes no longer."""
         self._sizes: Floats = np.zeros(0)
         self._seconds: Floats = np.zeros(0)
 
@@ -59,6 +59,7 @@ class Costs:
 
     def take(self, num_tokens: int, seconds: float) -> None:
         """Take in a step in which rows decode."""
+        self.token_s = min(self.token_s or seconds, seconds / num_tokens)
         size = _rounded(num_tokens)
         last = self._last.setdefault(size, deque(maxlen=KEPT))
         last.append(seconds)
@@ -91,7 +92,7 @@ class Costs:
 
     @property
     def _more_s(self) -> float:
-        """What a token more takes, of which nothing is known: half of one in prompts, so that a size is tried rather than not."""
+        """What a token more takes, of which nothing is known: half of the cheapest one, so that a size is tried rather than not."""
         return 0.5 * self.token_s
 
 

@@ -261,10 +261,10 @@ class RunnerExtension(Protocol):
         """Take what the worker holds; called once, before the first step."""
 
     def rests(self, num_rows: int, payload: bytes | None) -> bool:
-        """Say that a step, in which so many rows sample, can do without it; asked once a step, first of all.
+        """Say that a step, in which so many rows sample, can do without it: it is not called again in that step.
 
-        Where every feature says so, none of its methods for steps is called, and nobody notes where rows go on: in the step
-        before one in which that is read, it may not rest.
+        Asked once a step, first of all. Where everybody rests, it is not noted where rows go on: whoever reads that may not rest
+        in the step before.
         """
 
     def begin(self, payload: bytes | None) -> None:

@@ -14,16 +14,20 @@ from core.plugin.blame import Blame
 from core.spec.kv import LayerKV
 
 
+Methods = tuple[tuple[str, Any], ...]
+"""(name, method) of those that have the method."""
+
+
 class Extensions:
     """Calls the methods that runner extensions have, with their payloads."""
 
     def __init__(self, extensions: Sequence[tuple[Blame, RunnerExtension]]) -> None:
-        def having(method: str) -> tuple[tuple[str, Any], ...]:
+        def having(method: str) -> Methods:
             return tuple((e.name, blame(getattr(e, method))) for blame, e in extensions if hasattr(e, method))
 
         self._loaded, self._attach = having("loaded"), having("attach")
-        self._rests = having("rests") if all(hasattr(e, "rests") for _, e in extensions) else ()
-        self._awake = True
+        self._rests = having("rests")
+        self._resting: frozenset[str] = frozenset()
         self._begin, self._before_forward = having("begin"), having("before_forward")
         self._after_forward = having("after_forward")
         self._before_sample, self._verify = having("before_sample"), having("verify")
@@ -32,7 +36,7 @@ class Extensions:
         self.most_guesses = max((getattr(e, "most_guesses", 0) for _, e in extensions), default=0)
         """Of one row in one step."""
         self.spare_blocks = max((getattr(e, "spare_blocks", 0) for _, e in extensions), default=0)
-        self._follows = bool(self._begin or self._sampled)
+        self._following = {name for name, _ in (*self._begin, *self._sampled)}
         self.changes_logits = bool(self._before_sample)
         self.answers = bool(self._after_sample)
         """Some may answer steps."""
@@ -47,35 +51,36 @@ class Extensions:
             call(parts_of(name))
 
     def begin(self, num_rows: int, payloads: Mapping[str, bytes]) -> bool:
-        """Tell of a step in which so many rows sample, before its tokens are read, unless all rest in it.
+        """Tell of a step in which so many rows sample, before its tokens are read, whoever does not rest in it.
 
         Return whether one may want to know where rows go on.
         """
-        rests = [rests(num_rows, payloads.get(name)) for name, rests in self._rests]
-        self._awake = not (rests and all(rests))
-        if self._awake:
-            for name, call in self._begin:
-                call(payloads.get(name))
-        return self._awake and self._follows
+        self._resting = frozenset(name for name, rests in self._rests if rests(num_rows, payloads.get(name)))
+        for name, call in self._awake(self._begin):
+            call(payloads.get(name))
+        return not self._following <= self._resting
 
     @property
     def wants_sampled(self) -> bool:
         """Say whether one wants to see what is sampled in this step."""
-        return self._awake and bool(self._sampled)
+        return bool(self._awake(self._sampled))
+
+    def _awake(self, methods: Methods) -> Methods:
+        return tuple(each for each in methods if each[0] not in self._resting) if self._resting else methods
 
     def before_forward(self, batch: ForwardBatch, payloads: Mapping[str, bytes]) -> None:
         """Show the batch before the model runs."""
-        for name, call in self._before_forward if self._awake else ():
+        for name, call in self._awake(self._before_forward):
             call(batch, payloads.get(name))
 
     def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payloads: Mapping[str, bytes]) -> None:
         """Show what the model has made of the batch."""
-        for name, call in self._after_forward if self._awake else ():
+        for name, call in self._awake(self._after_forward):
             call(batch, hidden, payloads.get(name))
 
     def before_sample(self, logits: torch.Tensor, rows: SampleRows, payloads: Mapping[str, bytes]) -> torch.Tensor:
         """Return the logits to sample from."""
-        for name, call in self._before_sample if self._awake else ():
+        for name, call in self._awake(self._before_sample):
             logits = call(logits, rows, payloads.get(name))
         return logits
 
@@ -94,13 +99,13 @@ class Extensions:
 
     def sampled(self, sampled: Sampled, payloads: Mapping[str, bytes]) -> None:
         """Show what was sampled."""
-        for name, call in self._sampled:
+        for name, call in self._awake(self._sampled):
             call(sampled, payloads.get(name))
 
     def after_sample(self, payloads: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return the payloads for the scheduler halves."""
         out = {}
-        for name, call in self._after_sample if self._awake else ():
+        for name, call in self._awake(self._after_sample):
             payload = call(payloads.get(name))
             if payload is not None:
                 out[name] = payload
