@@ -13,7 +13,6 @@ from core.errors import make_all
 from core.plugin.blame import Blame
 from core.spec.kv import LayerKV
 
-
 Methods = tuple[tuple[str, Any], ...]
 """(name, method) of those that have the method."""
 
