@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +17,8 @@ from core.nn.weights import WeightMap, fill
 if TYPE_CHECKING:
     from core.contracts import BuildContext
     from core.contracts.parallel import ParallelGroup
+
+log = logging.getLogger(__name__)
 
 MEANT: Final[Mapping[str, str]] = MappingProxyType(
     {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
@@ -35,15 +39,20 @@ class CachedAs:
         """
         prefix, own = stored["k"].rpartition(".")[0], str(context.dtype).removeprefix("torch.")
         asked = None if context.kv_dtype == "auto" else MEANT.get(context.kv_dtype, context.kv_dtype)
-        other = asked or dtype or method_of(context.quant, "kv_dtype", prefix)
+        backend, self._name = context.attention, type(context.attention).__name__
+        known = () if backend is None else getattr(backend, "kv_dtypes", ())
+        wished: str | None = method_of(context.quant, "kv_dtype", prefix)
+        if backend is not None and wished not in (None, own, *known):
+            weights.once(f"caches as {wished}", partial(_tell, wished, own, self._name))
+            wished = None
+        other = asked or dtype or wished
         self.other_dtype = None if other == own else other
         """None: the model's own."""
         self.dtype = self.other_dtype or own
         self.scaled = self.dtype in IN_BYTES and (context.kv_scaled or self.dtype == "int8")
         """Each vector has a factor of its own: whole numbers of eight bits would lose small vectors beside large ones."""
-        backend, self._name = context.attention, type(context.attention).__name__
         self._num_heads, self._own = heads, _own_heads(heads, context.group)
-        if backend is not None and self.other_dtype and self.other_dtype not in getattr(backend, "kv_dtypes", ()):
+        if backend is not None and self.other_dtype and self.other_dtype not in known:
             raise ModelError(
                 f"{prefix} caches keys and values as {self.other_dtype}, which the attention backend {self._name} does not; "
                 "choose another with --attention-backend or --kv-cache-dtype, or a checkpoint without it."
@@ -78,6 +87,15 @@ class CachedAs:
                 "checkpoint."
             )
         return scales.expand(self._num_heads)[self._own.start : self._own.stop]
+
+
+def _tell(wished: str | None, own: str, backend: str) -> None:
+    log.warning(
+        "the checkpoint has keys and values cached as %s, which the attention backend %s does not: they are cached as %s",
+        wished,
+        backend,
+        own,
+    )
 
 
 def _own_heads(heads: int, group: ParallelGroup) -> range:

@@ -96,8 +96,17 @@ def test_a_layer_s_cache_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:
     model, _ = decoder(tmp_path, attention=Scaling(), quant=SmallCache())
     assert [layer.spec.dtype for layer in model.kv_layers[:2]] == ["float32", "float8_e4m3fn"]  # type: ignore[union-attr]
     assert model.kv_layers[1].spec.page_bytes(16) * 4 == model.kv_layers[0].spec.page_bytes(16)
-    with pytest.raises(ModelError, match=r"layers\.1\.self_attn caches keys and values as float8_e4m3fn, which"):
-        decoder(tmp_path / "other", quant=SmallCache())
+
+
+def test_what_a_checkpoint_wishes_is_not_done_where_the_backend_cannot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tensors = decoder(tmp_path, quant=SmallCache())
+    assert {layer.spec.dtype for layer in model.kv_layers} == {"float32"}  # type: ignore[union-attr]
+    assert "cached as float8_e4m3fn, which the attention backend OneSequenceAttention does not" in caplog.text
+    model.load_weights({**tensors, "model.layers.1.self_attn.k_scale": torch.full((1,), 0.1)}.items())
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn caches keys and values as float8_e4m3fn, which"):
+        decoder(tmp_path / "other", kv_dtype="fp8")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.caches import kv_dtype_of
 from builtin_plugins.quant_methods.compressed_tensors.schemes import scheme
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
@@ -46,6 +47,7 @@ class CompressedTensors(StoredMethod):
                 f"quantization_config: transform_config has {', '.join(transforms)}: rotations of activations, which are "
                 "not computed here. Take a checkpoint without them."
             )
+        self._kv_dtype = kv_dtype_of(config.get("kv_cache_scheme"))
         self._ignore = tuple(config.get("ignore") or ())
         self._groups: list[tuple[tuple[str, ...], StoredFormat | None]] = []
         for name, group in (config.get("config_groups") or {}).items():
@@ -65,6 +67,10 @@ class CompressedTensors(StoredMethod):
     def decide_embedding(self, prefix: str) -> StoredFormat | None:
         """Return the format of embeddings, where a group names them."""
         return self._of(prefix, EMBEDDING)
+
+    def kv_dtype(self, prefix: str) -> str | None:
+        """Return what every attention caches."""
+        return self._kv_dtype
 
     def _of(self, prefix: str, kind: str) -> StoredFormat | None:
         """Of several groups, the one that names the layer counts before a pattern, and a pattern before its kind."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.caches import kv_dtype_of
 from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
 from core.api import ModelError
@@ -31,6 +32,7 @@ class ModelOpt(StoredMethod):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._plain = tuple(config.get("exclude_modules") or config.get("ignore") or ())
+        self._kv_dtype = kv_dtype_of(config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme"))
         self._layers: dict[str, StoredFormat] | None = None
         self._format: StoredFormat | None = None
         if config.get("quant_algo") == MIXED:
@@ -48,6 +50,10 @@ class ModelOpt(StoredMethod):
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is a linear layer to the tool."""
         return self.decide(prefix)
+
+    def kv_dtype(self, prefix: str) -> str | None:
+        """Return what every attention caches."""
+        return self._kv_dtype
 
 
 def _format(algorithm: Any) -> StoredFormat:
