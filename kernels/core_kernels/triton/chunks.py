@@ -22,6 +22,7 @@ CORRECTED: Final = 16
 VALUES: Final = 32
 """Elements of a value of a program."""
 LENGTHS: Final = ("length",)
+"""Arguments of which no other program is made; so are strides of numbers by head, which are few times the length."""
 
 
 def ssd_scan(
@@ -66,7 +67,7 @@ def _between(left, CHUNK: tl.constexpr):
     return tl.exp(tl.where(token[:, None] >= token[None, :], left[:, None] - left[None, :], float("-inf")))
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=(*LENGTHS, "step_row"))
 def _ssd_chunks(
     x, x_row, x_token, x_head, step, step_row, step_token, step_head, decay,
     write, write_row, write_token, write_group, read, read_row, read_token, read_group,
@@ -107,7 +108,7 @@ def _ssd_chunks(
     tl.store(left + place, held, mask=known)
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=(*LENGTHS, "decay_row", "write_row"))
 def _delta_chunks(
     query, query_row, query_token, query_head, key, key_row, key_token, key_head,
     value, value_row, value_token, value_head, decay, decay_row, decay_token, decay_head,

@@ -20,6 +20,7 @@ CHANNELS: Final = 32
 VALUES: Final = 32
 """Channels, or elements of a value, of a program."""
 LENGTHS: Final = ("length",)
+"""Arguments of which no other program is made; so are strides of numbers by head, which are few times the length."""
 
 
 def causal_conv(
@@ -156,7 +157,7 @@ def _selective(
     tl.store(left + place, held, mask=known)
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=(*LENGTHS, "step_row"))
 def _ssd(
     x, x_row, x_token, x_head, step, step_row, step_token, step_head, decay,
     write, write_row, write_token, write_group, read, read_row, read_token, read_group,
@@ -188,7 +189,7 @@ def _ssd(
     tl.store(left + place, held, mask=known)
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=(*LENGTHS, "decay_row", "write_row"))
 def _delta(
     query, query_row, query_token, query_head, key, key_row, key_token, key_head,
     value, value_row, value_token, value_head, decay, decay_row, decay_token, decay_head,

@@ -28,3 +28,17 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_its_shared_memory() -> None:
     }
     called = {name for source in SOURCES.glob("*.py") for name in re.findall(r"\b(_\w+)\[", source.read_text())}
     assert compiled == written & called
+
+
+@pytest.mark.slow
+def test_lengths_make_no_other_programs() -> None:
+    """A server that meets a length for the first time must not wait for a compiler."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    script = str(Path(__file__).with_name("variants.py"))
+    done = subprocess.run([sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = {name: int(count) for name, count in (line.split() for line in done.stdout.splitlines())}
+    tiles = counts.pop("_attend")
+    assert tiles <= 2, "of few queries a sequence, and of many"
+    assert len(counts) > 10
+    assert {name: count for name, count in counts.items() if count > 1} == {}
