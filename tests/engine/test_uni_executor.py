@@ -22,14 +22,25 @@ def outputs(**engine: Any) -> list[Any]:
     settings = {"dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 8, "block_size": 4, "seed": 1}
     with LLM("fake:", plugins=["core.testing.fake_model"], **settings, **engine) as llm:
         answers = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    return [(a.prompt_logprobs, o.token_ids, o.logprobs, o.finish_reason) for a in answers for o in a.outputs]
+    return [
+        (o.token_ids, o.finish_reason, _numbers(a.prompt_logprobs), _numbers(o.logprobs))
+        for a in answers
+        for o in a.outputs
+    ]
+
+
+def _numbers(logprobs: Any) -> Any:
+    """Return token ids and how likely they are, but for how sums were rounded: who is preempted computes in another company."""
+    places = [each or {} for each in logprobs or ()]
+    return [{token: pytest.approx(entry.logprob, abs=1e-4) for token, entry in each.items()} for each in places]
 
 
 @pytest.mark.parametrize("blocks", [12, 64], ids=["preempting", "roomy"])
 def test_planning_ahead_changes_no_token(blocks: int) -> None:
     plain = outputs(num_gpu_blocks_override=blocks, skip_tokenizer_init=True, async_scheduling=False)
     ahead = outputs(num_gpu_blocks_override=blocks, skip_tokenizer_init=True, async_scheduling=True)
-    assert ahead == plain
+    assert [each[:2] for each in ahead] == [each[:2] for each in plain]
+    assert [each[2:] for each in ahead] == [each[2:] for each in plain]
 
 
 @pytest.mark.parametrize("case", [c for c in conformance.cases("kernel") if c.subject.kind == "executors"], ids=str)
