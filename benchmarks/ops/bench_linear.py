@@ -21,6 +21,8 @@ from core_kernels.floats import FloatOps
 from core_kernels.library import Library, load_library
 from core_kernels.packed import PackedOps
 from core_kernels.quantized import QuantizedOps
+from core_kernels.superblocks import KINDS as BLOCKS
+from core_kernels.superblocks import SuperblockOps
 from torch.nn.functional import linear
 
 SHAPES = {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
@@ -28,7 +30,7 @@ SHAPES = {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "do
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
 
 
-Ops = PackedOps | QuantizedOps | FloatOps
+Ops = PackedOps | QuantizedOps | FloatOps | SuperblockOps
 KINDS: dict[str, Callable[[Library], Ops]] = {
     "int8 128": lambda library: QuantizedOps(library, 8, 128),
     "int4 32": lambda library: QuantizedOps(library, 4, 32),
@@ -37,6 +39,7 @@ KINDS: dict[str, Callable[[Library], Ops]] = {
     "fp8": lambda library: FloatOps(library, torch.float8_e4m3fn, 128),
     "mxfp4": lambda library: QuantizedOps(library, 4, 32, is_float=True),
     "nvfp4": lambda library: QuantizedOps(library, 4, 16, torch.float16, is_float=True),
+    **{kind: partial(SuperblockOps, kind=kind) for kind in BLOCKS},
 }
 
 
@@ -90,8 +93,13 @@ def main() -> int:
                 linear(inputs[weight.shape[1]], weight)  # noqa: B023 - called in this round only
 
         def own_kernel(name: str) -> None:
+            ops = kinds[name]
             for weight, own in zip(weights, kept[name], strict=True):
-                kinds[name].linear(inputs[weight.shape[1]], own, len(weight))  # noqa: B023 - called in this round only
+                x = inputs[weight.shape[1]]  # noqa: B023 - called in this round only
+                if isinstance(ops, SuperblockOps):
+                    ops.linear(x, own, torch.empty(len(x), len(weight), dtype=x.dtype))
+                else:
+                    ops.linear(x, own, len(weight))
 
         for _ in range(options.rounds + 1):
             rounds["torch"].append(seconds(plain, clock))
@@ -109,7 +117,14 @@ def main() -> int:
 
 def packed(ops: Ops, weight: torch.Tensor) -> torch.Tensor:
     """Return a weight as these operations keep it; stored numbers are any, since they only take time here."""
-    own, rows = ops.empty(*weight.shape, weight.dtype), len(weight)
+    rows, width = weight.shape
+    if isinstance(ops, SuperblockOps):
+        own = ops.empty(rows, width)
+        blocks = width // ops.block.inputs
+        # Small bytes, so that none of them is an infinite scale.
+        ops.pack(own, rows, 0, torch.randint(0, 60, (rows, blocks, ops.block.num_bytes), dtype=torch.uint8))
+        return own
+    own = ops.empty(rows, width, weight.dtype)
     if isinstance(ops, FloatOps):
         scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
         ops.place(own, rows, 0, (weight.float() * 50).to(ops.kind), scales)
