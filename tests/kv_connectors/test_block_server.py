@@ -154,10 +154,10 @@ def test_who_did_not_answer_is_left_alone_for_a_while_and_asked_again() -> None:
         reader.fetch(source, KEY)
     writer = TcpStore(PARTS, TOKEN, f"tcp://127.0.0.1:{port}", PATIENCE_S)
     writer.write(KEY, block(), b"seal")
-    reader._resting[source] = reader._resting[source][0] + PATIENCE_S, "it broke before"
+    reader._resting[source] = reader._resting[source][0] + PATIENCE_S, PeerError("it broke before")
     with pytest.raises(PeerError, match="it broke before"):
         reader.fetch(source, KEY)
-    reader._resting[source] = 0.0, "that was long ago"
+    reader._resting[source] = 0.0, PeerError("that was long ago")
     found, seal = reader.fetch(source, KEY)
     assert (found.tolist(), seal) == ([3] * SIZE, b"seal")
     reader.close()

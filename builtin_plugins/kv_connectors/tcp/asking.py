@@ -110,7 +110,8 @@ class Connection:
             check_facts(facts, welcome.facts)
             self._introduction = welcome.introduction
         except (PeerError, ValueError) as error:
-            raise PeerError(f"{self._address}: {error}") from error
+            kind = type(error) if isinstance(error, PeerError) else PeerError
+            raise kind(f"{self._address}: {error}") from error
 
     def get(self, key: BlockKey, num_bytes: int, *, waits: bool, landing: Bytes | None = None) -> Held | None:
         """Return a block of so many bytes, and its seal; None where it is not there. `landing`: where a wire reads it to."""

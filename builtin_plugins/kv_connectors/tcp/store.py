@@ -77,7 +77,7 @@ class TcpStore(ServedMemory):
         self._server = None if address is None else BlockServer(address, token, facts, self, introduction)
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[bytes, Connection] = {}
-        self._resting: dict[bytes, tuple[float, str]] = {}
+        self._resting: dict[bytes, tuple[float, PeerError]] = {}
         """Engines that are not asked until a time, by the monotonic clock, and why."""
         self._impatient: dict[bytes, float] = {}
         """Engines of which nothing is waited for until a time."""
@@ -92,7 +92,7 @@ class TcpStore(ServedMemory):
             if (broken := self._connections.pop(source, None)) is not None:
                 broken.close()
             if source not in self._resting:
-                self._resting[source] = time.monotonic() + REST_S, str(error)
+                self._resting[source] = time.monotonic() + REST_S, error
             raise
         if held is None:
             self._impatient[source] = time.monotonic() + IMPATIENT_S
@@ -104,10 +104,10 @@ class TcpStore(ServedMemory):
         return None
 
     def _connection(self, source: bytes) -> Connection:
-        until_s, why = self._resting.pop(source, (0.0, ""))
+        until_s, why = self._resting.pop(source, (0.0, PeerError()))
         if time.monotonic() < until_s:
             self._resting[source] = until_s, why
-            raise PeerError(why)
+            raise type(why)(*why.args)
         if source not in self._connections:
             where = msgspec.msgpack.decode(source, type=Source)
             address = address_of(where.host, where.port + self._rank)
