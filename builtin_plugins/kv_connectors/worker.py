@@ -60,6 +60,8 @@ class Mover:
         self._is_open = False
         self._version = 0
         """How often the weights were filled again since the start."""
+        self._keeps_all = False
+        """A block could not be dropped, which was said: a place that is read-only refuses each."""
         self._unsurveyed = 0
         """Bytes written since the store was looked through."""
         self._survey_s = math.inf
@@ -152,8 +154,10 @@ class Mover:
         for key in keys:
             try:
                 self._store.drop(key)
-            except Exception:
-                log.exception("the KV connector %s cannot drop a block", self._settings.kv_connector)
+            except Exception as error:  # noqa: BLE001 - stores may raise anything; who wants its room finds none
+                if not self._keeps_all:
+                    log.warning("the KV connector %s cannot drop blocks: %s", self._settings.kv_connector, error)
+                self._keeps_all = True
 
     def _write(self, order: Order, claim: Claim) -> None:
         key = order.key

@@ -53,4 +53,4 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
 
     wanted = config.options.get("kv_eviction_policy")
     policy = registry.make(registry.choose("kv_eviction", wanted or DEFAULT), config)[0]
-    return [Eviction(policy, at_once=wanted is not None)]
+    return [Eviction(policy, at_once=bool(wanted))]
