@@ -105,6 +105,12 @@ def engine_kv_connectors() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_kv_eviction() -> Sequence[Entry]:
+    """Orders in which cached blocks go (`--kv-eviction-policy`). Contract: `core.contracts.KVEviction`."""
+    raise NotImplementedError
+
+
+@hookspec
 def engine_scheduling_policies() -> Sequence[Entry]:
     """Orders in which requests run (`--scheduling-policy`). Contract: `core.contracts.SchedulingPolicy`."""
     raise NotImplementedError

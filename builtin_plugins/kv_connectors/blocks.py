@@ -1,22 +1,19 @@
-"""Blocks of a rank's cache as bytes in host memory, and the seal by which what comes back is known to be what was sent."""
+"""Blocks of a rank's cache as bytes in host memory, and what is the same wherever these bytes mean the same."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import torch
 
-from core.api import BlockKey, EngineConfig, KVLayout, RecurrentState
-
-if TYPE_CHECKING:
-    from core.contracts.kv_connectors import Block
+from builtin_plugins.kv_connectors.sealing import Pieces, Sizes
+from core.api import EngineConfig, KVLayout, RecurrentState
 
 FORMAT = 1
 """Of what fingerprints and seals are made of."""
@@ -76,36 +73,62 @@ class CacheBlocks:
             torch.empty(size, dtype=torch.uint8, pin_memory=any(tensor.is_cuda for tensor in of_group))
             for size, of_group in zip(self.block_bytes, self._slots, strict=True)
         ]
-        self._parts = [
-            torch.split(staging, [tensor.shape[1] for tensor in of_group])
+        self._staged = [
+            Sizes([tensor.shape[1] for tensor in of_group]).cut(staging.numpy())
             for staging, of_group in zip(self._staging, self._slots, strict=True)
         ]
+        self._cached = {group: Lying(self._slots[group]) for group, packed in enumerate(self._packed) if packed is None}
+        """Of those that lie in host memory."""
 
-    def look(self, group: int, block: int) -> Block:
+    def look(self, group: int, block: int) -> Pieces:
         """Return a block's bytes: on a CPU where they lie, from a device's memory in a copy."""
-        packed, slots = self._packed[group], self._slots[group]
+        packed = self._packed[group]
         if packed is None:
-            return [tensor[block].numpy() for tensor in slots]
+            return self._cached[group].block(block)
         with self._beside.behind_steps():
-            rows = packed.gather(torch.tensor([block], device=slots[0].device))
+            rows = packed.gather(torch.tensor([block], device=self._slots[group][0].device))
             self._staging[group].copy_(rows[0])
         return self.staging(group)
 
-    def staging(self, group: int) -> Block:
+    def staging(self, group: int) -> Pieces:
         """Return the place of a block that is not in the cache yet."""
-        return [part.numpy() for part in self._parts[group]]
+        return self._staged[group]
+
+    def landing(self, group: int, block: int) -> Pieces:
+        """Return where a block is copied to before it `lands`: on a CPU its own place in the cache."""
+        return self._cached[group].block(block) if group in self._cached else self.staging(group)
+
+    def land(self, group: int, block: int) -> None:
+        """Have what was copied to its landing in the cache."""
+        if group not in self._cached:
+            self.put(group, block)
 
     def put(self, group: int, block: int) -> None:
-        """Copy what is there into the cache."""
+        """Copy what is in staging into the cache."""
         packed, slots = self._packed[group], self._slots[group]
         if packed is None:
-            for part, tensor in zip(self._parts[group], slots, strict=True):
-                tensor[block].copy_(part)
+            for part, place in zip(self.staging(group).arrays(), self.look(group, block).arrays(), strict=True):
+                np.copyto(place, part)
         else:
             with self._beside.behind_steps():
                 device = slots[0].device
                 rows = self._staging[group].to(device, copy=True)
                 packed.scatter(torch.tensor([block], device=device), rows[None])
+
+
+class Lying:
+    """Blocks of a group's caches in host memory."""
+
+    def __init__(self, slots: Sequence[torch.Tensor]) -> None:
+        self._caches = caches = [tensor.numpy() for tensor in slots]
+        self._sizes = Sizes([cache.shape[1] for cache in caches])
+        self._starts = np.array([cache.ctypes.data for cache in caches], np.uint64)
+        self._strides = np.array([cache.strides[0] for cache in caches], np.uint64)
+
+    def block(self, block: int) -> Pieces:
+        """Return one of them."""
+        addresses = self._starts + self._strides * np.uint64(block)
+        return Pieces(self._sizes, addresses, lambda: [cache[block] for cache in self._caches])
 
 
 def _packed_on_device(caches: Sequence[torch.Tensor]) -> Packed | None:
@@ -115,16 +138,6 @@ def _packed_on_device(caches: Sequence[torch.Tensor]) -> Packed | None:
     from core_kernels.triton.packed_blocks import PackedBlocks  # lazy: triton is not everywhere
 
     return PackedBlocks(caches)
-
-
-def seal_of(key: BlockKey, block: Block, how: Literal["sum", "crc32"]) -> bytes:
-    """Return 16 bytes that are others where a bit of a block, the order of its parts or its key is another."""
-    digest = hashlib.blake2b(key.group.to_bytes(4, "little") + key.key, digest_size=16)
-    for part in block:
-        word = np.uint64 if part.nbytes % 8 == 0 else np.uint8
-        found = zlib.crc32(part.data) if how == "crc32" else int(np.add.reduce(part.view(word), dtype=np.uint64))
-        digest.update(found.to_bytes(8, "little") + part.nbytes.to_bytes(8, "little"))
-    return digest.digest()
 
 
 def facts_of(

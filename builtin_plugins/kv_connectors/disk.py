@@ -133,7 +133,8 @@ class Folder:
         head = bytearray(len(self._magic) + SEAL_BYTES)
         with open(self._path / path_of(key), "rb", buffering=0) as file:
             _transfer(os.preadv, file.fileno(), [head, *block])
-            os.utime(file.fileno())
+            with suppress(OSError):  # in a folder that has become read-only it is as good as before
+                os.utime(file.fileno())
         if not head.startswith(self._magic):
             raise OSError("it is no block's file of an engine that is set up alike")
         return bytes(head[len(self._magic) :])

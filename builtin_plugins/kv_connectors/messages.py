@@ -36,6 +36,8 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     """Of the weights, as far as the half beside the scheduler knows (`Refilled`)."""
 
 
+UNLIKE: Final = "SetUpOtherwise: "
+"""What errors begin with of engines whose blocks mean something else here; behind it stands in what they differ."""
 OTHER_WEIGHTS: Final = "the weights were changed"
 """What is said of orders of before; it is nobody's fault."""
 

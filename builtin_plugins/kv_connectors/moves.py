@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from builtin_plugins.kv_connectors.messages import OTHER_WEIGHTS, Late, Order
+from builtin_plugins.kv_connectors.messages import OTHER_WEIGHTS, UNLIKE, Late, Order
 from builtin_plugins.kv_connectors.trouble import Trouble
 from core.api import BlockKey
 
@@ -115,7 +115,8 @@ class Moves:
     def ended(self, id_: int, error: str, step: int) -> Move | None:
         """One rank less works on an order; return its move if nobody does any more."""
         move = self._moves[id_]
-        move.error = move.error or error
+        if not move.error or error.startswith(UNLIKE):  # of several ranks that one says most
+            move.error = error
         move.num_ranks -= 1
         if move.num_ranks:
             return None

@@ -15,7 +15,7 @@ from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
 
 if TYPE_CHECKING:
-    from core.contracts.kv_connectors import Block
+    from core.contracts.kv_connectors import Block, Bytes
 
 LEAST_BYTES: Final = 1 << 12
 
@@ -71,8 +71,8 @@ class HostMemory:
 
     def __init__(self, parts: StoreParts) -> None:
         self._block_bytes = parts.block_bytes
-        self._held: dict[BlockKey, tuple[np.ndarray[Any, Any], bytes]] = {}
-        self._free: dict[int, list[np.ndarray[Any, Any]]] = {}
+        self._held: dict[BlockKey, tuple[Bytes, bytes]] = {}
+        self._free: dict[int, list[Bytes]] = {}
         """By size."""
         self._lock = threading.Lock()
 
@@ -80,28 +80,39 @@ class HostMemory:
         """Return nothing: it had nothing before, and nobody else writes to it."""
         return ()
 
-    def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
-        """Copy a block."""
-        size = self._block_bytes[key.group]
-        buffer = self._room(size)
-        for part, place in zip(block, parts_of(buffer, block), strict=True):
-            np.copyto(place, part)
-        with self._lock:
-            self._held[key] = buffer, seal
+    def place(self, key: BlockKey) -> Bytes:
+        """Return memory for a block."""
+        return self._room(self._block_bytes[key.group])
 
-    def _room(self, size: int) -> np.ndarray[Any, Any]:
+    def keep(self, key: BlockKey, place: Bytes, seal: bytes) -> None:
+        """Have it."""
+        with self._lock:
+            self._held[key] = place, seal
+
+    def held(self, key: BlockKey) -> tuple[Bytes, bytes]:
+        """Return where it lies."""
+        with self._lock:
+            return self._held[key]
+
+    def _room(self, size: int) -> Bytes:
         """Return memory for a block: where there are blocks of several sizes, that of others is given back first."""
         if self._free.get(size):
             return self._free[size].pop()
         self._free.clear()
         return np.empty(size, np.uint8)
 
+    def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
+        """Copy a block."""
+        place = self.place(key)
+        for part, piece in zip(block, parts_of(place, block), strict=True):
+            np.copyto(piece, part)
+        self.keep(key, place, seal)
+
     def read(self, key: BlockKey, block: Block) -> bytes:
         """Copy it back."""
-        with self._lock:
-            buffer, seal = self._held[key]
-        for part, place in zip(block, parts_of(buffer, block), strict=True):
-            np.copyto(part, place)
+        place, seal = self.held(key)
+        for part, piece in zip(block, parts_of(place, block), strict=True):
+            np.copyto(part, piece)
         return seal
 
     def drop(self, key: BlockKey) -> None:
@@ -111,7 +122,7 @@ class HostMemory:
         if buffer is not None:
             self._reuse(buffer)
 
-    def _reuse(self, buffer: np.ndarray[Any, Any]) -> None:
+    def _reuse(self, buffer: Bytes) -> None:
         self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def close(self) -> None:
@@ -120,7 +131,7 @@ class HostMemory:
         self._free.clear()
 
 
-def parts_of(buffer: np.ndarray[Any, Any], block: Block) -> Iterable[np.ndarray[Any, Any]]:
+def parts_of(buffer: Bytes, block: Block) -> Iterable[Bytes]:
     """Yield a buffer in pieces as long as the parts of a block."""
     at = 0
     for part in block:

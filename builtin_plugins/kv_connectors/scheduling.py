@@ -102,7 +102,7 @@ class Traffic:
         return {
             "connector": self._settings.kv_connector,
             "state": state,
-            "reason": degraded[0].reason.partition(":")[0] if degraded else "",
+            "reason": degraded[0].shown if degraded else "",
         }
 
     @property

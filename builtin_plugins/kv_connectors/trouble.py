@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from builtin_plugins.kv_connectors.messages import UNLIKE
+
 log = logging.getLogger(__name__)
 PATIENCE: Final = 3
 """Failures one after the other that are nobody's trouble."""
@@ -25,6 +27,11 @@ class Trouble:
         self._until = 0
         self._stuck: set[int] = set()
         """Orders that take too long."""
+
+    @property
+    def shown(self) -> str:
+        """Return the kind of what went wrong, without what is another each time; of engines that do not fit, in what they differ."""
+        return self.reason.removeprefix(UNLIKE) if self.reason.startswith(UNLIKE) else self.reason.partition(":")[0]
 
     @property
     def is_degraded(self) -> bool:
@@ -49,7 +56,7 @@ class Trouble:
         """It is done with an order."""
         self._stuck.discard(id_)
         if error:
-            self._failed(error, step, 1)
+            self._failed(error, step, PATIENCE if error.startswith(UNLIKE) else 1)
         elif self._failures and not self._stuck:
             if self._failures >= PATIENCE:
                 log.info("%s by the KV connector %s works again", self._verb, self._name)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.kv_connectors.blocks import CacheBlocks, facts_of, fingerprint_of, seal_of
+from builtin_plugins.kv_connectors.blocks import CacheBlocks, facts_of, fingerprint_of
 from builtin_plugins.kv_connectors.lanes import Claim, Lane
 from builtin_plugins.kv_connectors.messages import (
     NAME,
@@ -26,6 +26,7 @@ from builtin_plugins.kv_connectors.messages import (
     Refilled,
     Told,
 )
+from builtin_plugins.kv_connectors.sealing import sealer_on
 from core.api import BlockKey, EngineConfig, KVConnector, KVTransferConfig, ModelError, StoreParts
 from core.contracts.scheduling import LoadedParts, WorkerParts
 from core.spec.kv import CrossAttention
@@ -39,8 +40,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Orders).decode
 
 
+DAMAGED: Final = "what was read is not what was written"
+
+
 class Damaged(Exception):
-    """What was read is not what was written."""
+    """A block does not fit its seal."""
 
 
 class Mover:
@@ -56,6 +60,8 @@ class Mover:
         self._is_open = False
         self._version = 0
         """How often the weights were filled again since the start."""
+        self._keeps_all = False
+        """A block could not be dropped, which was said: a place that is read-only refuses each."""
         self._unsurveyed = 0
         """Bytes written since the store was looked through."""
         self._survey_s = math.inf
@@ -81,11 +87,12 @@ class Mover:
         self._rank, num_ranks = pipeline.rank * group.size + group.rank, pipeline.size * group.size
         facts = facts_of(parts.config, layout, self._backend, parts.device, self._rank, num_ranks)
         self._outgoing, self._incoming = CacheBlocks(layout, parts.memory), CacheBlocks(layout, parts.memory)
-        self._block_bytes = self._outgoing.block_bytes
+        self._block_bytes, self._sealer = self._outgoing.block_bytes, sealer_on(parts.device)
         self._send = parts.tell
         self._model, self._times_filled = parts.model, _times_filled(parts.model)
         store_parts = StoreParts(layout, self._rank, num_ranks, fingerprint_of(facts), self._block_bytes, facts)
         self._store: Any = self._connector.store(store_parts)
+        self._is_memory = hasattr(self._store, "held")
         directory = self._connector.directory(layout, group.size)
         self._survey_bytes = int(directory.most_bytes * SURVEY_SHARE)
         self._reads = Lane("kv-read", self._read, self._moved)
@@ -147,29 +154,46 @@ class Mover:
         for key in keys:
             try:
                 self._store.drop(key)
-            except Exception:
-                log.exception("the KV connector %s cannot drop a block", self._settings.kv_connector)
+            except Exception as error:  # noqa: BLE001 - stores may raise anything; who wants its room finds none
+                if not self._keeps_all:
+                    log.warning("the KV connector %s cannot drop blocks: %s", self._settings.kv_connector, error)
+                self._keeps_all = True
 
     def _write(self, order: Order, claim: Claim) -> None:
-        with claim():
-            block = self._outgoing.look(order.key.group, order.block)
-            seal = seal_of(order.key, block, self._store.seal)
-        # From here on it may be given up and its block be somebody else's: then it does not fit its seal.
-        self._store.write(order.key, block, seal)
-        self._unsurveyed += self._block_bytes[order.key.group]
+        key = order.key
+        if self._is_memory:
+            with claim():
+                block = self._outgoing.look(key.group, order.block)
+                place = self._store.place(key)
+                seal = self._sealer.copy(key, block, block.sizes.cut(place))
+            self._store.keep(key, place, seal)
+        else:
+            with claim():
+                block = self._outgoing.look(key.group, order.block)
+                seal = self._sealer.seal(key, block, self._store.seal)
+            # From here on it may be given up and its block be somebody else's: then it does not fit its seal.
+            self._store.write(key, block.arrays(), seal)
+        self._unsurveyed += self._block_bytes[key.group]
         if self._unsurveyed > self._survey_bytes:
             self._survey()
 
     def _read(self, order: Order, claim: Claim) -> None:
-        block = self._incoming.staging(order.key.group)
-        if order.source:
-            seal = self._store.fetch(order.source, order.key, block)
-        else:
-            seal = self._store.read(order.key, block)
-        if seal != seal_of(order.key, block, self._store.seal):
-            raise Damaged("what was read is not what was written")
+        key, incoming = order.key, self._incoming
+        if order.source or self._is_memory:
+            held, sealed = self._store.fetch(order.source, key) if order.source else self._store.held(key)
+            with claim():
+                landing = incoming.landing(key.group, order.block)
+                if self._sealer.copy(key, landing.sizes.cut(held), landing) != sealed:
+                    for part in landing.arrays():
+                        part.fill(0)  # damaged numbers may be none, and what is computed there reads all of a block
+                    raise Damaged(DAMAGED)
+                incoming.land(key.group, order.block)
+            return
+        staging = incoming.staging(key.group)
+        if self._store.read(key, staging.arrays()) != self._sealer.seal(key, staging, self._store.seal):
+            raise Damaged(DAMAGED)
         with claim():
-            self._incoming.put(order.key.group, order.block)
+            incoming.put(key.group, order.block)
 
     def _moved(self, orders: Sequence[Order], errors: dict[int, str]) -> None:
         if orders:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from core.contracts.models import Model
     from core.spec.kv import KVLayout
 
-    Block = Sequence[npt.NDArray[np.uint8]]
+    Bytes = npt.NDArray[np.uint8]
+    """Contiguous, in host memory."""
+    Block = Sequence[Bytes]
     """A block's bytes on one rank: a contiguous array for each of its layer slots, in host memory."""
 
 
@@ -106,6 +108,20 @@ class KVStore(Protocol):
         """End what works for it; no other method is called at the time or later."""
 
 
+class KVMemory(KVStore, Protocol):
+    """Optional: a store whose blocks lie in this process's memory. Whoever moves one copies it, and seals it in the same pass,
+    instead of calling `write` and `read`. The seals are sums."""
+
+    def place(self, key: BlockKey) -> Bytes:
+        """Return memory for all bytes of a block, which `keep` is about to be called for."""
+
+    def keep(self, key: BlockKey, place: Bytes, seal: bytes) -> None:
+        """Its place is filled: keep the block until `drop`."""
+
+    def held(self, key: BlockKey) -> tuple[Bytes, bytes]:
+        """Return where a block lies, and its seal. Raises where it is gone. What is there once it was dropped, does not matter."""
+
+
 class KVDirectory(Protocol):
     """The half beside the scheduler: what there is, on all ranks. Every method is a moment's work, in the scheduler's
     thread; it learns of the stores through what it is told."""
@@ -159,8 +175,9 @@ class KVConnector(Protocol):
 class RemoteKVStore(KVStore, Protocol):
     """The half on a rank of a connector between engines."""
 
-    def fetch(self, source: bytes, key: BlockKey, block: Block) -> bytes:
-        """Read a block from where the half beside the scheduler says it is (`RemoteKVDirectory.source`)."""
+    def fetch(self, source: bytes, key: BlockKey) -> tuple[Bytes, bytes]:
+        """Return a block from where the half beside the scheduler says it is (`RemoteKVDirectory.source`): its bytes, which stay
+        until the next call, and its seal, a sum."""
 
 
 class RemoteKVDirectory(KVDirectory, Protocol):

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
+from core.contracts.kv_eviction import FreeBlocks
 from core.kv.layout import NULL_BLOCKS
 
 Forgotten = Callable[[int, bytes, int, bool], None]
@@ -13,13 +14,13 @@ Forgotten = Callable[[int, bytes, int, bool], None]
 
 
 class BlockPool:
-    """Reference-counted blocks with least-recently-used reuse; every operation is O(1) per block.
+    """Reference-counted blocks; every operation is O(1) per block, as far as that of the free ones' order is.
 
-    A block whose count falls to zero keeps its prefix key and goes to the end of the free queue; it can be
+    A block whose count falls to zero keeps its prefix key and goes to those that are free, by default to their end; it can be
     found and revived until it is taken from the front. Block 0 is the null block: never taken, never counted.
     """
 
-    __slots__ = ("_found", "_free", "_key", "_next_fresh", "_stamp", "forgotten", "num_blocks", "num_free", "refs")
+    __slots__ = ("_found", "_key", "_next_fresh", "_stamp", "forgotten", "free", "num_blocks", "num_free", "refs")
 
     def __init__(self, num_blocks: int, groups: Iterable[int]) -> None:
         self.num_blocks = num_blocks
@@ -30,7 +31,9 @@ class BlockPool:
         self._key: list[tuple[int, bytes] | None] = [None] * num_blocks
         self._stamp = [0] * num_blocks
         self._found: dict[int, dict[bytes, int]] = {group: {} for group in groups}
-        self._free: OrderedDict[int, None] = OrderedDict()
+        self.free: FreeBlocks = OrderedDict()
+        """Those that nobody holds and that were used, in the order in which they go. Who orders them otherwise puts another in
+        its place, with the same blocks."""
         self._next_fresh = NULL_BLOCKS
         """Blocks from here on were never used; they come before the queue."""
         self.forgotten: list[Forgotten] = []
@@ -43,16 +46,15 @@ class BlockPool:
         blocks = list(range(self._next_fresh, self._next_fresh + fresh))
         self._next_fresh += fresh
         for _ in range(count - fresh):
-            block, _ = self._free.popitem(last=False)
-            self.forget(block, right=True)
-            blocks.append(block)
+            blocks.append(self.free.popitem(last=False)[0])
+            self.forget(blocks[-1], right=True)
         for block in blocks:
             self.refs[block] = 1
         return blocks
 
     def give(self, blocks: Sequence[int]) -> None:
         """Drop one reference each. Last block first: it is the one least likely to be shared again."""
-        refs, free = self.refs, self._free
+        refs, free = self.refs, self.free
         before = len(free)
         for block in reversed(blocks):
             refs[block] -= 1
@@ -62,7 +64,7 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Add one reference each, reviving those that were free."""
-        refs, free = self.refs, self._free
+        refs, free = self.refs, self.free
         before = len(free)
         for block in blocks:
             if not refs[block]:
@@ -106,7 +108,7 @@ class BlockPool:
         assert self.refs == list(expected_refs), "reference counts differ from the leases"
         assert self.refs[0] == 0, "the null block was given out"
         free = {b for b in range(NULL_BLOCKS, self._next_fresh) if not self.refs[b]}
-        assert free == set(self._free), "the free queue differs from the unreferenced blocks"
+        assert free == set(self.free), "the free queue differs from the unreferenced blocks"
         assert self.num_free == len(free) + self.num_blocks - self._next_fresh, "the number of free blocks is wrong"
         keyed = {(g, k): b for g, found in self._found.items() for k, b in found.items()}
         assert keyed == {e: b for b, e in enumerate(self._key) if e is not None}, "keys and maps disagree"

@@ -46,6 +46,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             Kind("poolers", "pooler", "Pooler", "named"),
             Kind("speculators", "speculator", "Speculator", "named"),
             Kind("kv_connectors", "KV connector", "KVConnector", "named"),
+            Kind("kv_eviction", "order of eviction", "KVEviction", "named"),
             Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy", "named"),
             Kind("tokenizers", "tokenizer", "Tokenizer", "named"),
             Kind("chat_renderers", "chat renderer", "ChatRenderer", "best"),

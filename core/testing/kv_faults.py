@@ -25,7 +25,7 @@ from core.api import (
 from core.plugin import load_plan, make_plan
 
 if TYPE_CHECKING:
-    from core.contracts.kv_connectors import Block
+    from core.contracts.kv_connectors import Block, Bytes
 
 FAULTS: Final = (
     "none", "slow", "hanging", "hanging_writes", "failing", "failing_writes", "partial", "corrupting", "vanishing", "lying",
@@ -63,7 +63,8 @@ class Faulty:
 
     def store(self, parts: StoreParts) -> KVStore:
         """Return the other one's, with the fault."""
-        return FaultyStore(self._inner.store(parts), self._fault)
+        inner = self._inner.store(parts)
+        return FaultyMemory(inner, self._fault) if hasattr(inner, "held") else FaultyStore(inner, self._fault)
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
         """Return what the other one takes."""
@@ -74,7 +75,7 @@ class Faulty:
 class FaultyStore:
     """A store over another. What it says it has written, and what it reads, is as wrong as the fault has it."""
 
-    def __init__(self, inner: KVStore, fault: str) -> None:
+    def __init__(self, inner: Any, fault: str) -> None:
         self._inner, self._fault = inner, fault
         self.seal = inner.seal
         self.closed = threading.Event()
@@ -82,33 +83,39 @@ class FaultyStore:
 
     def survey(self) -> Iterable[BlockKey]:
         """Return what there is."""
-        return self._inner.survey()
+        found: Iterable[BlockKey] = self._inner.survey()
+        return found
 
     def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
         """Write, or only say so."""
+        if self._may_write():
+            self._inner.write(key, block, seal)
+
+    def _may_write(self) -> bool:
         if self._fault == "failing_writes":
             raise OSError(28, "No space left on device")
         if self._fault in ("slow", "hanging_writes"):
             self.closed.wait(SLOW_S if self._fault == "slow" else None)
-        if self._fault == "lying":
-            return
-        self._inner.write(key, block, seal)
+        return self._fault != "lying"
 
     def read(self, key: BlockKey, block: Block) -> bytes:
         """Read as the fault has it."""
+        self._before_reading(key)
+        if self._fault == "partial":
+            block[0][: len(block[0]) // 2] = 7
+            raise OSError("the connection broke")
+        seal: bytes = self._inner.read(key, block)
+        if self._fault == "corrupting":
+            block[-1][len(block[-1]) // 3] ^= 1
+        return seal
+
+    def _before_reading(self, key: BlockKey) -> None:
         if self._fault in ("slow", "hanging"):
             self.closed.wait(SLOW_S if self._fault == "slow" else None)
         if self._fault == "failing":
             raise OSError(5, "Input/output error")
         if self._fault == "vanishing":
             self._inner.drop(key)
-        if self._fault == "partial":
-            block[0][: len(block[0]) // 2] = 7
-            raise OSError("the connection broke")
-        seal = self._inner.read(key, block)
-        if self._fault == "corrupting":
-            block[-1][len(block[-1]) // 3] ^= 1
-        return seal
 
     def drop(self, key: BlockKey) -> None:
         """Drop."""
@@ -118,3 +125,27 @@ class FaultyStore:
         """Let what hangs end."""
         self.closed.set()
         self._inner.close()
+
+
+class FaultyMemory(FaultyStore):
+    """The same over a store whose blocks lie in memory."""
+
+    def place(self, key: BlockKey) -> Bytes:
+        """Return the other one's place."""
+        place: Bytes = self._inner.place(key)
+        return place
+
+    def keep(self, key: BlockKey, place: Bytes, seal: bytes) -> None:
+        """Keep, or only say so."""
+        if self._may_write():
+            self._inner.keep(key, place, seal)
+
+    def held(self, key: BlockKey) -> tuple[Bytes, bytes]:
+        """Return what the fault leaves of it."""
+        self._before_reading(key)
+        place, seal = self._inner.held(key)
+        if self._fault == "partial":
+            place[len(place) // 2 :] = 255
+        elif self._fault == "corrupting":
+            place[len(place) // 3] ^= 1
+        return place, seal

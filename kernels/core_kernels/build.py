@@ -34,7 +34,7 @@ PRODUCTS: Final = ("cpu/linear", "cpu/quantized", "cpu/floats", "cpu/attention")
 """Compiled once per variant."""
 SOURCES: Final = (*PRODUCTS, "cpu/superblocks", "cpu/low_rank", "row_ops", "cpu/elementwise", "cpu/sampling")
 """Compiled once per variant, but those of `amx`: tile registers do nothing for what multiplies nothing."""
-ONCE: Final = ("dispatch", "cpu/pool", "cpu/sharing", "cpu/tile_check")
+ONCE: Final = ("dispatch", "cpu/copying", "cpu/pool", "cpu/sharing", "cpu/tile_check")
 TIMEOUT_S: Final = 1800
 """Of one file; some seconds when nobody else wants the cores, a hundred times that on a machine that many build on."""
 

@@ -6,6 +6,7 @@
 #endif
 
 #include "cpu/attention.h"
+#include "cpu/copying.h"
 #include "cpu/elementwise.h"
 #include "cpu/floats.h"
 #include "cpu/linear.h"
@@ -97,7 +98,7 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Changes with any signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 8; }
+EXPORT int32_t core_kernels_abi() { return 9; }
 
 EXPORT const char* core_kernels_isa() { return chosen->name; }
 
@@ -165,6 +166,10 @@ EXPORT int32_t core_take_rows(void* out, const void* table, const int64_t* ids, 
     for (int64_t i = 0; i < count; ++i)
         std::memcpy(static_cast<char*>(out) + i * bytes, static_cast<const char*>(table) + ids[i] * stride_bytes, bytes);
     return 0;
+}
+
+EXPORT void core_copy_summed(void* const* to, const void* const* from, const int64_t* sizes, int64_t count, uint64_t* sums) {
+    copying::summed(to, from, sizes, count, sums);
 }
 
 EXPORT void core_widen(float* out, const void* x, int64_t rows, int64_t width, int64_t x_stride, int32_t dtype) {

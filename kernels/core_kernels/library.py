@@ -17,7 +17,7 @@ from core_kernels.pages import LargePages
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 8
+ABI: Final = 9
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
@@ -27,6 +27,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_elementwise": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _F32, _I32, _I32),
     "core_layer_norm": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _I32),
     "core_take_rows": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64),
+    "core_copy_summed": (_PTR, _PTR, _PTR, _I64, _PTR),
     "core_widen": (_PTR, _PTR, _I64, _I64, _I64, _I32),
     "core_best": (_PTR, _PTR, _PTR, _I64, _I64, _I64),
     "core_draw": (_PTR, _PTR, _PTR, _I64, _I64, _I64),

@@ -31,6 +31,7 @@ class Engine:
     def __init__(self, *answers: Any) -> None:
         self.answers = [*answers]
         self.asked: Asked = []
+        self.health: dict[str, Any] = {"status": "ready"}
         self.left = asyncio.Event()
         """A client has gone before its answer was whole."""
 
@@ -41,13 +42,7 @@ class Engine:
         path = head.split(" ")[1]
         if path != "/health":
             self.asked.append((path, json.loads(body) if body[:1] == b"{" else {"raw": body.decode()}))
-        answer = (
-            {"status": "ready"}
-            if path == "/health"
-            else self.answers.pop(0)
-            if len(self.answers) > 1
-            else self.answers[0]
-        )
+        answer = self.health if path == "/health" else self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, list):  # a stream of pieces; None: it breaks off; ...: it goes on for ever
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             for piece in [*answer, b""]:
@@ -217,6 +212,21 @@ def test_where_nobody_answers_the_client_is_told_to_come_again() -> None:
             assert (await post(at, {"prompt": "a"}))[0] == 429
             async with ask(at.own, b"GET", b"/health", [], b"", PATIENCE_S) as answer:
                 assert answer.status == 200
+
+    run(main)
+
+
+def test_what_engines_say_of_their_features_is_shown() -> None:
+    async def main() -> None:
+        features = {"kv_connector_info": {"state": "degraded", "reason": "dtype is float32 there and bfloat16 here"}}
+        engine = Engine({})
+        engine.health |= {"features": features}
+        async with routing([], [engine]) as at, asyncio.timeout(PATIENCE_S):
+            shown: Any = {}
+            while shown.get("features") is None:
+                async with ask(at.own, b"GET", b"/health", [], b"", PATIENCE_S) as answer:
+                    (shown,) = json.loads(await answer.whole())["decode"]
+            assert shown["features"] == features
 
     run(main)
 

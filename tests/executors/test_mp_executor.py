@@ -121,7 +121,7 @@ def test_ranks_give_the_tokens_of_transformers_and_of_one_process(
     with open_engine(folder) as llm:
         greedy, seeded = generate(llm, GREEDY), generate(llm, SEEDED)
     assert greedy == truth(architecture, folder)
-    without = ["no:structured_outputs", "no:fair_clients", "no:metrics_prometheus"]
+    without = ["no:structured_outputs", "no:fair_clients", "no:kv_eviction", "no:metrics_prometheus"]
     settings = {"plugins": without, **settings}  # replayed without extensions
     with open_engine(folder, tensor, pipeline, journal=str(journal), **settings) as llm:
         assert len(ranks_of(os.getpid())) == tensor * pipeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from builtin_plugins.kv_connectors.tcp.connector import Tcp
 from core import LLM
 from core.api import ConfigError, EngineConfig, InvalidRequest, KVTransferConfig
 from core.errors import EngineError
+from core.testing.checkpoints import make_checkpoint
 from tests.kv_connectors.cutting import cutting
 from tests.kv_connectors.pairs import FIRST, TOKEN, WANTED, decode, open_peer, prefill
-from tests.kv_connectors.trial import PROMPTS, alone, free_port, open_llm, run, traffic
+from tests.kv_connectors.trial import PARAMS, PROMPTS, alone, free_port, open_llm, run, traffic
 
 
 @pytest.fixture(scope="module", params=["windowed:", pytest.param("fake:", marks=pytest.mark.slow)])
@@ -99,7 +101,7 @@ def test_what_the_other_has_let_go_costs_a_recomputation(model: str, expected: l
     [
         ({"extra": {"token": "another token of the tests"}}, "token"),
         ({"dtype": "bfloat16"}, "dtype is float32 there and bfloat16 here"),
-        ({"block_size": 16}, "block_size"),
+        ({"block_size": 16}, "hash_block_size is 8 there and 16 here"),
     ],
     ids=["token", "dtype", "block size"],
 )
@@ -113,6 +115,29 @@ def test_an_engine_that_is_set_up_otherwise_is_refused_by_name(
                 decode(llm, offers)
             return
         assert max(decode(llm, offers)[1]) == 0
+        assert named in caplog.text
+        info = traffic(llm).info()
+        assert (info["state"], named in info["reason"]) == ("degraded", True), info
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=["decode over 2", "prefill over 2"])
+def test_an_engine_over_other_ranks_is_refused_by_name(
+    ranks: tuple[int, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of several ranks that fail, what the one says counts that was told why."""
+    folder = str(make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1))
+    prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
+    own: dict[str, Any] = {"model": folder, "num_gpu_blocks_override": 40, "plugins": []}
+    named = f"tensor_parallel_size is {ranks[0]} there and {ranks[1]} here"
+    with (
+        open_peer("kv_producer", tensor_parallel_size=ranks[0], **own) as producer,
+        open_peer("kv_consumer", tensor_parallel_size=ranks[1], **own) as consumer,
+    ):
+        want = [list(o.outputs[0].token_ids) for o in producer.generate(prompts, PARAMS, use_tqdm=False)]
+        assert decode(consumer, prefill(producer, prompts), prompts) == (want, [0] * 3)
+        info = traffic(consumer).info()
+        assert (info["state"], named in info["reason"]) == ("degraded", True), info
         assert named in caplog.text
 
 

@@ -65,15 +65,15 @@ def connect(
 
 
 def test_a_block_is_fetched_and_one_that_comes_late_is_waited_for(context: Any) -> None:
-    memory, found = ServedMemory(PARTS), np.zeros(SIZE, np.uint8)
+    memory = ServedMemory(PARTS)
     with serving(memory) as address:
         connection = connect(context, address)
-        assert connection.get(KEY, found, waits=False) is None
+        assert connection.get(KEY, SIZE, waits=False) is None
         later = threading.Timer(0.05, memory.write, (KEY, block(), b"seal"))
         later.start()
-        while (seal := connection.get(KEY, found, waits=True)) is None:
+        while (held := connection.get(KEY, SIZE, waits=True)) is None:
             assert later.is_alive() or not memory._held
-        assert (seal, set(found.tolist())) == (b"seal", {3})
+        assert (held[0].tolist(), held[1]) == ([3] * SIZE, b"seal")
         later.join()
         connection.close()
 
@@ -106,7 +106,7 @@ def test_who_does_not_fit_is_told_why(context: Any, asked: dict[str, Any], named
 
 @pytest.mark.parametrize("message", [b"", b"\xc1", b"x" * 100, msgspec.msgpack.encode(Get(1, KEY, False))])
 def test_strangers_get_nothing_and_the_others_are_served(context: Any, message: bytes) -> None:
-    memory, found = ServedMemory(PARTS), np.zeros(SIZE, np.uint8)
+    memory = ServedMemory(PARTS)
     memory.write(KEY, block(), b"seal")
     with serving(memory) as address:
         with context.socket(zmq.DEALER) as stranger:
@@ -123,7 +123,11 @@ def test_strangers_get_nothing_and_the_others_are_served(context: Any, message: 
             stranger.setsockopt(zmq.LINGER, 0)
             stranger.send(b"x" * (2 << 20))  # more than anybody may say: it is hung up on
         connection = connect(context, address)
-        assert connection.get(KEY, found, waits=False) == b"seal"
+        held = connection.get(KEY, SIZE, waits=False)
+        assert held is not None
+        assert held[1] == b"seal"
+        with pytest.raises(PeerError, match="a block of another size"):
+            connection.get(KEY, SIZE + 1, waits=False)
         connection.close()
 
 
@@ -135,11 +139,10 @@ def test_who_does_not_answer_is_not_waited_for(context: Any) -> None:
 
 
 def test_a_connection_that_breaks_between_two_blocks_is_noticed_at_once(context: Any) -> None:
-    found = np.zeros(SIZE, np.uint8)
     with serving() as address:
         connection = connect(context, address)
     with pytest.raises(PeerError, match="broke"):
-        connection.get(KEY, found, waits=True)
+        connection.get(KEY, SIZE, waits=True)
     connection.close()
 
 
@@ -148,15 +151,14 @@ def test_who_did_not_answer_is_left_alone_for_a_while_and_asked_again() -> None:
     source = msgspec.msgpack.encode(("id", "127.0.0.1", port))
     reader = TcpStore(PARTS, TOKEN, None, PATIENCE_S)
     with pytest.raises(PeerError, match="broke"):
-        reader.fetch(source, KEY, block(0))
+        reader.fetch(source, KEY)
     writer = TcpStore(PARTS, TOKEN, f"tcp://127.0.0.1:{port}", PATIENCE_S)
     writer.write(KEY, block(), b"seal")
-    reader._resting[source] = reader._resting[source][0] + PATIENCE_S, "it broke before"
+    reader._resting[source] = reader._resting[source][0] + PATIENCE_S, PeerError("it broke before")
     with pytest.raises(PeerError, match="it broke before"):
-        reader.fetch(source, KEY, block(0))
-    reader._resting[source] = 0.0, "that was long ago"
-    found = block(0)
-    assert reader.fetch(source, KEY, found) == b"seal"
-    assert set(found[0].tolist()) == {3}
+        reader.fetch(source, KEY)
+    reader._resting[source] = 0.0, PeerError("that was long ago")
+    found, seal = reader.fetch(source, KEY)
+    assert (found.tolist(), seal) == ([3] * SIZE, b"seal")
     reader.close()
     writer.close()

@@ -24,15 +24,20 @@ def test_what_is_looked_at_and_put_back_are_the_bytes_that_a_cpu_has_in_place() 
     plain, packed = CacheBlocks(LAYOUT, memory), CacheBlocks(LAYOUT, memory, PackedBlocks)
     assert packed.block_bytes == plain.block_bytes == [57] * len(LAYOUT.groups)
     for group in range(len(LAYOUT.groups)):
-        before = [part.copy() for part in plain.look(group, 4)]
-        for ours, theirs in zip(packed.look(group, 4), before, strict=True):
+        before = [part.copy() for part in plain.look(group, 4).arrays()]
+        for ours, theirs in zip(packed.look(group, 4).arrays(), before, strict=True):
             assert np.array_equal(ours, theirs)
         for number, blocks in enumerate((plain, packed)):
-            for part in blocks.staging(group):
+            for part in blocks.staging(group).arrays():
                 part[:] = 100 + number
             blocks.put(group, 1 + number)
-        assert [{int(byte) for part in plain.look(group, block) for byte in part} for block in (1, 2)] == [{100}, {101}]
-        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(plain.look(group, 4), before, strict=True))
+            for part in blocks.landing(group, 3 + 2 * number).arrays():
+                part[:] = 110 + number
+            blocks.land(group, 3 + 2 * number)
+        for block, byte in ((1, 100), (2, 101), (3, 110), (5, 111)):
+            assert {int(each) for part in plain.look(group, block).arrays() for each in part} == {byte}
+        after = plain.look(group, 4).arrays()
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(after, before, strict=True))
 
 
 def test_copies_have_a_stream_of_their_own_behind_what_steps_were_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.kv_connectors import disk
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
@@ -183,6 +185,28 @@ def test_a_folder_that_is_deleted_costs_what_was_in_it(expected: list[list[int]]
         assert llm.reset_prefix_cache()
         assert run(llm)[0] == expected
         assert traffic(llm).info()["state"] == "degraded"
+
+
+def test_a_folder_that_becomes_read_only_is_read_and_nothing_more(
+    expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with open_llm("disk", {"folder": str(tmp_path)}) as llm:
+        run(llm)
+        settle(llm)
+        assert llm.reset_prefix_cache()
+        for name in ("utime", "replace", "unlink", "pwritev"):
+            monkeypatch.setattr(disk.os, name, refuse)
+        assert run(llm) == (expected, [64] * len(expected))
+        strangers = [[2 + (i * 3 + j * j * j) % 60 for j in range(70)] for i in range(8)]
+        wanted = run(llm, strangers)[0]
+        assert traffic(llm).info()["state"] == "degraded"
+        assert llm.reset_prefix_cache()
+        assert run(llm, strangers)[0] == wanted
+    assert sum("cannot drop blocks" in record.message for record in caplog.records) <= 1
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_two_engines_on_one_folder_use_each_others_blocks(expected: list[list[int]], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def open_llm(connector: str = "", extra: dict[str, Any] | None = None, *, model:
     """Return an engine over a small cache; `options` that belong to the transfer config are given in `transfer`."""
     transfer = options.pop("transfer", {})
     given = {"kv_connector": connector, "kv_connector_extra_config": extra or {}, **transfer} if connector else None
-    return LLM(model, num_gpu_blocks_override=BLOCKS, kv_transfer_config=given, **SETTINGS | options)
+    return LLM(model, kv_transfer_config=given, **{"num_gpu_blocks_override": BLOCKS} | SETTINGS | options)
 
 
 def run(llm: LLM, prompts: list[list[int]] = PROMPTS) -> tuple[Tokens, list[int]]:

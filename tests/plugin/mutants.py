@@ -144,6 +144,15 @@ MUTANTS: Final[Mapping[str, tuple[Change, ...]]] = {
         ("keeps more than it may", "self.num_bytes + size > self.most_bytes", "False"),
         ("keeps what is lost", "if self._known.pop(key, None) is not None:", "if self._known.get(key) is not None:"),
     ),
+    "kv_eviction": (
+        ("forgets those that several had", "len(self._once) + len(self._often)", "len(self._once)"),
+        ("shows some of them", "[*self._once, *self._often]", "[*self._often]"),
+        ("the newest goes first", "queue.popitem(last=last)", "queue.popitem(last=True)"),
+        ("keeps what is held again", "del queue[block]", "pass"),
+        ("one order for all pools", "return Order()", "return self.__dict__.setdefault('one', Order())"),
+        ("looks at a clock", "self._uses.get(block, 0) > 1", "__import__('time').perf_counter_ns() % 3"),
+        ("never lets those go", "self._once or self._often", "self._once"),
+    ),
     "models": (
         ("rotates the wrong way", "facts.attention()", "facts.attention(rope=RopeSpec(16, backwards=True))"),
         ("rotates at another speed", "facts.attention()", "facts.attention(rope=RopeSpec(16, theta=500.0))"),

@@ -76,6 +76,11 @@ ACTS: Final[Mapping[str, Act]] = {
         ("--kv-transfer-config", '{"kv_connector": "acme"}', "--block-size", "16"),
         body={"prompt": "hello there " * 20},
     ),
+    "kv_eviction": Act(
+        "queue = self._often if self._uses",
+        ("--kv-eviction-policy", "acme", "--block-size", "16"),
+        body={"prompt": "hello there " * 20},
+    ),
     "scheduling_policies": Act("return (request.num_prompt_tokens", ("--scheduling-policy", "acme")),
     "tokenizers": Act("ids: list[int] = []", ("--tokenizer-mode", "acme")),
     "chat_renderers": Act('prompt = "\\n".join', path=CHAT, first=True),

@@ -17,7 +17,7 @@ def test_a_recorded_run_replays_exactly(tmp_path: Path, ahead: bool) -> None:
     path = tmp_path / "run.journal"
     draw = random.Random(3)
     settings = {"max_model_len": 96, "block_size": 4, "num_gpu_blocks_override": 60, "max_num_batched_tokens": 48}
-    without = ["no:structured_outputs", "no:fair_clients", "no:metrics_prometheus"]
+    without = ["no:structured_outputs", "no:fair_clients", "no:kv_eviction", "no:metrics_prometheus"]
     kernel = {"plugins": without, "log_level": "error"}  # replayed without extensions
     with LLM("scripted:", journal=str(path), async_scheduling=ahead, **kernel, **settings) as llm:
         for i in range(60):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -35,6 +36,8 @@ class Engine:
     until_s: float = 0.0
     """By the monotonic clock."""
     rest_s: float = FIRST_REST_S
+    features: Any = None
+    """What it last said of its features, such as a KV connector that is degraded, and why."""
 
     @property
     def is_up(self) -> bool:
@@ -65,6 +68,7 @@ class Engine:
             "open": self.num_open,
             "asked": self.num_asked,
             "lost": self.num_lost,
+            "features": self.features,
         }
 
     @contextmanager
@@ -118,9 +122,19 @@ async def _watch(engine: Engine, every_s: float) -> None:
                 ask(engine.address, b"GET", b"/health", [], b"", every_s + 1.0) as answer,
             ):
                 if answer.status == HTTPStatus.OK:
+                    engine.features = _features(await answer.whole())
                     engine.well()
                 else:
                     engine.lost(f"{engine.address.url} says that it is not well ({answer.status})")
         except (Lost, TimeoutError) as error:
             engine.lost(str(error) or f"{engine.address.url} does not answer")
         await asyncio.sleep(every_s)
+
+
+def _features(body: bytes) -> Any:
+    """Return what an engine's `/health` says of its features; None where it says nothing."""
+    try:
+        said = json.loads(body)
+    except ValueError:
+        return None
+    return said.get("features") if isinstance(said, dict) else None

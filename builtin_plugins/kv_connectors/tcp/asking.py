@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -33,6 +33,12 @@ from builtin_plugins.kv_connectors.tcp.protocol import (
 )
 from core.api import BlockKey
 
+if TYPE_CHECKING:
+    from core.contracts.kv_connectors import Bytes
+
+    Held = tuple[Bytes, bytes]
+    """A block's bytes and its seal."""
+
 BROKEN: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromServer).decode
@@ -44,13 +50,13 @@ class Wire(Protocol):
     name: str
     """Engines whose wires have other names do not understand each other."""
 
-    def register(self, memory: np.ndarray[Any, Any]) -> None:
+    def register(self, memory: Bytes) -> None:
         """Make memory known, for others to read and to be read into; it stays where it is. Called before all else."""
 
     def introduce(self) -> bytes:
         """Return what others need to find this end."""
 
-    def read(self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float) -> None:
+    def read(self, introduction: bytes, address: int, place: Bytes, timeout_s: float) -> None:
         """Fill a place, which was made known, with what lies at an address of whoever has introduced itself so."""
 
     def close(self) -> None:
@@ -104,10 +110,11 @@ class Connection:
             check_facts(facts, welcome.facts)
             self._introduction = welcome.introduction
         except (PeerError, ValueError) as error:
-            raise PeerError(f"{self._address}: {error}") from error
+            kind = type(error) if isinstance(error, PeerError) else PeerError
+            raise kind(f"{self._address}: {error}") from error
 
-    def get(self, key: BlockKey, buffer: np.ndarray[Any, Any], *, waits: bool) -> bytes | None:
-        """Fill a buffer with a block and return its seal; None where it is not there."""
+    def get(self, key: BlockKey, num_bytes: int, *, waits: bool, landing: Bytes | None = None) -> Held | None:
+        """Return a block of so many bytes, and its seal; None where it is not there. `landing`: where a wire reads it to."""
         self._num_asked += 1
         self._say(Get(self._num_asked, key, waits))
         found: Here | Gone = self._hear(Here, Gone)
@@ -115,15 +122,18 @@ class Connection:
             raise PeerError(f"{self._address} answers what was not asked")
         if isinstance(found, Gone):
             return None
-        if self._wire is not None:
-            self._read(self._wire, found.address, buffer)
-        elif self._socket.recv_into(buffer) != buffer.nbytes:
+        if self._wire is None or landing is None:
+            # What ZeroMQ has received stays where it is.
+            landing = np.frombuffer(self._socket.recv(copy=False).buffer, np.uint8)
+        else:
+            self._read(self._wire, found.address, landing)
+        if landing.nbytes != num_bytes:
             raise PeerError(f"{self._address} sends a block of another size")
-        return found.seal
+        return landing, found.seal
 
-    def _read(self, wire: Wire, address: int, buffer: np.ndarray[Any, Any]) -> None:
+    def _read(self, wire: Wire, address: int, landing: Bytes) -> None:
         try:
-            wire.read(self._introduction, address, buffer, self._timeout_s)
+            wire.read(self._introduction, address, landing, self._timeout_s)
         except Exception as error:  # a library's own
             raise PeerError(f"{self._address}, by {wire.name}: {error}") from error
 

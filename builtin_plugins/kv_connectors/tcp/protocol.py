@@ -17,6 +17,8 @@ from core.api import BlockKey
 
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
+MOST_TOLD: Final = 2
+"""Facts: most follow from the first."""
 MOST_BYTES: Final = 1 << 20
 """Of a message that is no block: facts of a layout are the longest."""
 
@@ -88,6 +90,10 @@ class PeerError(Exception):
     """Another engine cannot be reached, or is not one whose blocks are of use here."""
 
 
+class SetUpOtherwise(PeerError):
+    """Its bytes would mean something else here."""
+
+
 def address_of(host: str, port: int) -> str:
     """Return an address as ZeroMQ reads it."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
@@ -109,11 +115,12 @@ def as_json(facts: Mapping[str, Any]) -> str:
 
 
 def check_facts(here: Mapping[str, Any], told: str) -> None:
-    """Raise `PeerError` naming the first fact in which the other engine is set up otherwise: its bytes would mean something else."""
+    """Raise `SetUpOtherwise` naming the facts in which the other engine differs, those that users set before others."""
     there, mine = json.loads(told), json.loads(as_json(here))
-    for name in (*here, *(name for name in there if name not in mine)):
-        if mine.get(name) != there.get(name):
-            raise PeerError(
-                f"it is set up otherwise: {name} is {there.get(name)!s:.200} there and {mine.get(name)!s:.200} here; "
-                "start both alike"
-            )
+    unlike = [
+        f"{name} is {there.get(name)!s:.60} there and {mine.get(name)!s:.60} here"
+        for name in (*here, *(name for name in there if name not in mine))
+        if mine.get(name) != there.get(name)
+    ]
+    if unlike:
+        raise SetUpOtherwise(f"{', '.join(unlike[:MOST_TOLD])}; start both alike")

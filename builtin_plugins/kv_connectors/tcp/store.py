@@ -7,17 +7,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 import zmq
 
-from builtin_plugins.kv_connectors.offload import HostMemory, parts_of
+from builtin_plugins.kv_connectors.offload import HostMemory
 from builtin_plugins.kv_connectors.tcp.asking import Connection, Wire
 from builtin_plugins.kv_connectors.tcp.protocol import PeerError, address_of, as_json
 from builtin_plugins.kv_connectors.tcp.serving import BlockServer, Held
 from core.api import BlockKey, StoreParts
 
 if TYPE_CHECKING:
-    from core.contracts.kv_connectors import Block
+    from core.contracts.kv_connectors import Bytes
 
 REST_S: Final = 5.0
 """For which an engine that did not answer is not asked."""
@@ -49,14 +48,14 @@ class ServedMemory(HostMemory):
                 self._lent[id(held[0])] += 1
             return held
 
-    def give_back(self, buffer: np.ndarray[Any, Any]) -> None:
+    def give_back(self, buffer: Bytes) -> None:
         """It is sent."""
         with self._lock:
             self._lent[id(buffer)] -= 1
             if not self._lent[id(buffer)]:
                 del self._lent[id(buffer)]
 
-    def _reuse(self, buffer: np.ndarray[Any, Any]) -> None:
+    def _reuse(self, buffer: Bytes) -> None:
         with self._lock:
             if id(buffer) not in self._lent:
                 super()._reuse(buffer)
@@ -78,42 +77,37 @@ class TcpStore(ServedMemory):
         self._server = None if address is None else BlockServer(address, token, facts, self, introduction)
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[bytes, Connection] = {}
-        self._resting: dict[bytes, tuple[float, str]] = {}
+        self._resting: dict[bytes, tuple[float, PeerError]] = {}
         """Engines that are not asked until a time, by the monotonic clock, and why."""
         self._impatient: dict[bytes, float] = {}
         """Engines of which nothing is waited for until a time."""
-        self._arrived: dict[int, np.ndarray[Any, Any]] = {}
-        """A buffer of each size that blocks have."""
 
-    def fetch(self, source: bytes, key: BlockKey, block: Block) -> bytes:
+    def fetch(self, source: bytes, key: BlockKey) -> Held:
         """Fetch a block from another engine. Raises `PeerError`."""
         size = self._block_bytes[key.group]
-        buffer = self._place(size)
+        waits = time.monotonic() >= self._impatient.get(source, 0.0)
         try:
-            connection = self._connection(source)
-            seal = connection.get(key, buffer, waits=time.monotonic() >= self._impatient.get(source, 0.0))
+            held = self._connection(source).get(key, size, waits=waits, landing=self._landing(size))
         except PeerError as error:
             if (broken := self._connections.pop(source, None)) is not None:
                 broken.close()
             if source not in self._resting:
-                self._resting[source] = time.monotonic() + REST_S, str(error)
+                self._resting[source] = time.monotonic() + REST_S, error
             raise
-        if seal is None:
+        if held is None:
             self._impatient[source] = time.monotonic() + IMPATIENT_S
             raise PeerError("the other engine does not have the block any more")
-        for part, place in zip(block, parts_of(buffer, block), strict=True):
-            np.copyto(part, place)
-        return seal
+        return held
 
-    def _place(self, size: int) -> np.ndarray[Any, Any]:
-        """Return memory for a block that arrives."""
-        return self._arrived.setdefault(size, np.empty(size, np.uint8))
+    def _landing(self, size: int) -> Bytes | None:
+        """Return where a wire reads a block to; without one there is no such place."""
+        return None
 
     def _connection(self, source: bytes) -> Connection:
-        until_s, why = self._resting.pop(source, (0.0, ""))
+        until_s, why = self._resting.pop(source, (0.0, PeerError()))
         if time.monotonic() < until_s:
             self._resting[source] = until_s, why
-            raise PeerError(why)
+            raise type(why)(*why.args)
         if source not in self._connections:
             where = msgspec.msgpack.decode(source, type=Source)
             address = address_of(where.host, where.port + self._rank)

@@ -42,8 +42,8 @@ class WiredStore(TcpStore):
     def __init__(
         self, parts: StoreParts, token: bytes, address: str | None, timeout_s: float, wire: Wire, num_bytes: int
     ) -> None:
-        self._arena, self._landing = Arena(num_bytes), np.empty(max(parts.block_bytes), np.uint8)
-        for memory in (self._arena.memory, self._landing):
+        self._arena, self._landed = Arena(num_bytes), np.empty(max(parts.block_bytes), np.uint8)
+        for memory in (self._arena.memory, self._landed):
             if memory.nbytes:
                 wire.register(memory)
         facts = {**parts.facts, "kv_connector": wire.name}
@@ -66,8 +66,8 @@ class WiredStore(TcpStore):
     def give_back(self, buffer: np.ndarray[Any, Any]) -> None:
         """Nothing was lent."""
 
-    def _place(self, size: int) -> np.ndarray[Any, Any]:
-        return self._landing[:size]
+    def _landing(self, size: int) -> np.ndarray[Any, Any]:
+        return self._landed[:size]
 
     def close(self) -> None:
         """Hang up, and let go of the memory."""

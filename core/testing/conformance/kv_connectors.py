@@ -59,6 +59,29 @@ def check_what_is_written_again_is_the_newer(subject: Subject) -> None:
         assert all(map(np.array_equal, found, expected)), f"{subject.entry.name}: it is not what was written last."
 
 
+def check_what_lies_in_memory_is_what_is_read(subject: Subject) -> None:
+    """What a store of that kind was given a place for is read like what was written, and what was written lies in memory."""
+    with _opened(subject) as (_, store):
+        if not hasattr(store, "held"):
+            return
+        assert store.seal == "sum", f"{subject.entry.name}: what is copied is sealed by sums."
+        for i in range(4):
+            key, data = _key(i), np.concatenate(_block(i))
+            if i < 2:
+                place = store.place(key)
+                assert place.nbytes == data.nbytes, f"{subject.entry.name}: a place is as large as a block."
+                np.copyto(place, data)
+                store.keep(key, place, _seal(key))
+            else:
+                store.write(key, _block(i), _seal(key))
+        for i in range(4):
+            key, found = _key(i), _empty(_key(i).group)
+            held, seal = store.held(key)
+            assert np.array_equal(held, np.concatenate(_block(i))), f"{subject.entry.name}: other bytes lie there."
+            assert seal == store.read(key, found) == _seal(key), f"{subject.entry.name}: another seal came back."
+            assert all(map(np.array_equal, found, _block(i))), f"{subject.entry.name}: other bytes came back."
+
+
 def check_what_it_does_not_have_is_no_block(subject: Subject) -> None:
     """Reading what was never written, or was dropped, raises; dropping it does nothing."""
     with _opened(subject) as (_, store):
