@@ -50,7 +50,7 @@ def by_head(heads: str, kv_heads: str = "") -> Change:
         if not number or not groups or number % groups or len(tensor) % (number + 2 * groups):
             raise ModelError(f"has {len(tensor)} rows, which are not those of {number} and {groups} heads.")
         size, rest = len(tensor) // (number + 2 * groups), tensor.shape[1:]
-        queries, keys, values = tensor.split([number * size, groups * size, groups * size])
+        queries, keys, values = torch.split(tensor, [number * size, groups * size, groups * size])
         parts = (queries.view(groups, -1, size, *rest), keys.view(groups, 1, size, *rest))
         return torch.cat((*parts, values.view(groups, 1, size, *rest)), 1).reshape(tensor.shape)
 
@@ -125,6 +125,7 @@ _NORMS: Final = (
 )  # fmt: skip
 _LESS_ONE: Final = {f"{norm}.weight": LESS_ONE for norm in _NORMS}
 _SHARE: Final = {"ffn_gate_inp_shexp.weight": ROW}
+_LFM2: Final = {"shortconv.conv.weight": CONV}
 _DELTA: Final = {**_MAMBA, **_LESS_ONE, **_SHARE}
 _TILED: Final = {
     **_DELTA,
@@ -161,7 +162,7 @@ CHANGES: Final[Mapping[str, Mapping[str, Change]]] = {
     "GPTNeoXForCausalLM": _BY_HEAD,
     "GraniteMoeHybridForCausalLM": {**_MAMBA2, **_PAIRED},
     "JambaForCausalLM": _MAMBA,
-    **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), {"shortconv.conv.weight": CONV}),
+    **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), _LFM2),
     "Mamba2ForCausalLM": _MAMBA2,
     "MambaForCausalLM": _MAMBA,
     "NemotronHForCausalLM": _MAMBA2,

@@ -12,7 +12,6 @@ from engine_gguf.families import ARCHITECTURES
 from engine_gguf.given import Fields, Given
 from engine_gguf.settings import Settings
 
-
 LAYERED: Final = frozenset(
     (
         "falcon-h1",

@@ -39,7 +39,7 @@ class GgufExperts:
         self._sizes = {"up": (width, hidden), "down": (hidden, width)}
         if layer.gated:
             self._sizes = {"gate": (width, hidden), **self._sizes}
-        whole = {part.matrix: part.in_features for part in layer.parts.values()}  # type: ignore[operator,union-attr]
+        whole = {part.matrix: part.in_features for part in layer.parts.values()}  # type: ignore[operator]
         for name, (rows, across) in self._sizes.items():
             refuse_cuts(self._ops[name].block, whole.get(name, across), across, f"each expert's {name}")
             empty = self._ops[name].empty(rows, across, num_experts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from engine_gguf import gpts, mixtures, recurrent
+from engine_gguf import encoders, gpts, mixtures, recurrent
 from engine_gguf.given import Fields, Given
 
 _GEMMA_SQUARES: Final = {"gemma2": 46, "gemma3": 62}
@@ -182,6 +182,10 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, str, Callable[[Given, Fields], Fiel
     "mpt": ("MptForCausalLM", "mpt", gpts.mpt),
     "falcon": ("FalconForCausalLM", "falcon", gpts.falcon),
     "phi2": ("PhiForCausalLM", "phi", gpts.phi),
+    "bert": ("BertModel", "bert", encoders.bert),
+    "nomic-bert": ("NomicBertModel", "nomic_bert", encoders.nomic_bert),
+    "modern-bert": ("ModernBertModel", "modernbert", encoders.modern_bert),
+    "eurobert": ("EuroBertModel", "eurobert", encoders.eurobert),
     "nemotron": ("NemotronForCausalLM", "nemotron", gpts.nemotron),
 }
 """llama.cpp's name, and the architecture, its model type, and the fields that it has beside those of all."""

@@ -69,5 +69,5 @@ class Joined:
         wide = len(gates)
         if not keys or wide % keys or len(first) != 2 * keys * size + wide:
             raise ModelError(f"has {len(first)} and {wide} rows, which are not those of {keys} key heads.")
-        parts = (*first.split([keys * size, keys * size, wide]), gates)
+        parts = (*torch.split(first, [keys * size, keys * size, wide]), gates)
         return torch.cat([part.reshape(keys, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)

@@ -81,4 +81,6 @@ def _ending(known: str, part: str, suffix: str) -> str:
     """Return what a checkpoint puts behind a name."""
     if part.endswith("_exps") and "{}" not in known:  # the tensor of all experts
         return "_bias" if suffix == "bias" else ""
+    if not suffix and known.endswith("norm"):  # a converter's slip
+        return ".weight"
     return "" if not suffix or known.rpartition(".")[2] in _BARE else f".{suffix}"

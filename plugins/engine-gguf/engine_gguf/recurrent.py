@@ -71,14 +71,14 @@ def granite_hybrid(given: Given, fields: Fields) -> Fields:
     spaces = _mamba2_of(given, recurrent) if "linear_attention" in kinds else {}
     if given.settings.own("embedding_scale") is None and given.settings.own("attention.scale") is None and spaces:
         attending = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
-        biased = {"attention_bias": any(given.has(f"blk.{layer}.attn_q.bias") for layer in attending)}
+        turned = {"attention_bias": any(given.has(f"blk.{layer}.attn_q.bias") for layer in attending)}
         named = {"architectures": ["BambaForCausalLM"], "model_type": "bamba"}
-        return {**spaces, **biased, **named, "attn_layer_indices": attending}
+        return {**spaces, **turned, **named, "attn_layer_indices": attending}
     finetuned = given.settings.own("rope.scaling.finetuned")
     turns = not spaces if finetuned is None else bool(finetuned)
     experts = mixtures.granite_moe(given, fields)
     shared = experts.get("shared_intermediate_size") or fields["intermediate_size"]
-    attending = next((layer for layer, kind in enumerate(kinds) if kind == "full_attention"), 0)
+    biased = next((layer for layer, kind in enumerate(kinds) if kind == "full_attention"), 0)
     return {
         **spaces,
         **experts,
@@ -86,7 +86,7 @@ def granite_hybrid(given: Given, fields: Fields) -> Fields:
         "shared_intermediate_size": shared,
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "model_type": "granitemoehybrid",
-        "attention_bias": given.has(f"blk.{attending}.attn_q.bias"),
+        "attention_bias": given.has(f"blk.{biased}.attn_q.bias"),
         "layer_types": kinds,
         "position_embedding_type": "rope" if turns else "nope",
     }
@@ -106,7 +106,7 @@ def falcon_h1(given: Given, fields: Fields) -> Fields:
 def jamba(given: Given, fields: Fields) -> Fields:
     """Return Jamba's facts; of layers that attend, and of those with experts, the first two give the period."""
     settings, layers = given.settings, range(fields["num_hidden_layers"])
-    attending = [layer for layer in layers if given.has(f"blk.{layer}.attn_q.weight")] or [0]
+    attending: list[int] = [layer for layer in layers if given.has(f"blk.{layer}.attn_q.weight")] or [0]
     mixing = [layer for layer in layers if given.has(f"blk.{layer}.ffn_gate_inp.weight")]
     recurrent = next((layer for layer in layers if layer not in attending), 0)
     width, hidden = settings.count("ssm.inner_size"), fields["hidden_size"]
@@ -138,11 +138,8 @@ def nemotron_h(given: Given, fields: Fields) -> Fields:
         for layer in layers
     ]
     own = _mamba2_of(given, found.index("linear_attention")) if "linear_attention" in found else {}
-    widths = [
-        up.shape[0]
-        for layer in layers
-        if found[layer] == "mlp" and (up := given.tensors.get(f"blk.{layer}.ffn_up.weight"))
-    ]
+    ups = [given.tensors.get(f"blk.{layer}.ffn_up.weight") for layer in layers if found[layer] == "mlp"]
+    widths = [up.shape[0] for up in ups if up is not None]
     out: Fields = {
         "layers_block_type": found,
         "intermediate_size": widths[0] if widths else fields["intermediate_size"],

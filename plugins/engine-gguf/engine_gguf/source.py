@@ -19,6 +19,7 @@ import numpy as np
 
 from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
 from engine_gguf.config import make_config
+from engine_gguf.encoders import sentence
 from engine_gguf.files import read_headers
 from engine_gguf.given import Given
 from engine_gguf.header import Header, Stored, shown
@@ -72,6 +73,7 @@ def _describe(
         eos_token_ids=ends(settings, tokens) if isinstance(tokens, list) else (),
         sampling_defaults={} if config.model.generation_config == "vllm" else _sampling(settings),
         weight_loader="gguf",
+        sentence=sentence(settings),
         origin="GGUF file",
     )
 

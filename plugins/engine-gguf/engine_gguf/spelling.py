@@ -147,7 +147,58 @@ _BLOOM_OUTSIDE: Final = {
 }
 _MAMBA_OUTSIDE: Final = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}
 
+_BERT_OUTSIDE: Final = {
+    "token_embd": "embeddings.word_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+}
+
 SPELLINGS: Final[Mapping[str, Spelling]] = {
+    "BertModel": Spelling(
+        {
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+        _BERT_OUTSIDE,
+        "encoder.layer.{}.",
+    ),
+    "EuroBertModel": Spelling(),
+    "ModernBertModel": Spelling(
+        {
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        {
+            "token_embd": "embeddings.tok_embeddings",
+            "token_embd_norm": "embeddings.norm",
+            "output_norm": "final_norm",
+        },
+        "layers.{}.",
+    ),
+    "NomicBertModel": Spelling(
+        {
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc11",
+            "ffn_gate": "mlp.fc12",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+        {**_BERT_OUTSIDE, "token_embd_norm": "emb_ln"},
+        "encoder.layers.{}.",
+    ),
     "AfmoeForCausalLM": Spelling(
         {
             "ffn_norm": "pre_mlp_layernorm",

@@ -162,4 +162,4 @@ def _stays(layer: str, part: str, pair: tuple[str, ...], kinds: Mapping[str, str
     own = [kinds[name] for each in together if (name := f"{layer}{each}.weight") in kinds]
     if len({kinds.get(f"{layer}{each}.weight") for each in pair}) > 1:
         return False
-    return all(kind in KEPT for kind in own) or all(kind in CODED for kind in own) and len(set(own)) == 1
+    return all(kind in KEPT for kind in own) or (all(kind in CODED for kind in own) and len(set(own)) == 1)
