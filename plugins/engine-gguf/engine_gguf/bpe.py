@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from core.api import ModelError, did_you_mean
@@ -17,14 +17,7 @@ def byte_level(tokens: Sequence[str], merges: Sequence[str], splits: str) -> dic
             "tokenizer of the model it was made from with --tokenizer."
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    pairs = [merge.split(" ", 1) for merge in merges]
-    known = [pair for pair in pairs if len(pair) == 2 and pair[0] in vocabulary and pair[1] in vocabulary]
-    known = [pair for pair in known if pair[0] + pair[1] in vocabulary]
-    if len(known) < len(pairs):
-        raise ModelError(
-            f"{len(pairs) - len(known)} of its tokenizer's {len(pairs)} merges are of tokens that it has not. Give the "
-            "tokenizer of the model it was made from with --tokenizer."
-        )
+    known = known_merges(vocabulary, merges)
     steps = [
         {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
         for each in SPLITS[splits]
@@ -43,3 +36,16 @@ def byte_level(tokens: Sequence[str], merges: Sequence[str], splits: str) -> dic
             "merges": known,
         },
     }
+
+
+def known_merges(vocabulary: Mapping[str, int], merges: Sequence[str]) -> list[list[str]]:
+    """Return the pairs that are merged. Raises `ModelError` for those of tokens that there are not."""
+    pairs = [merge.split(" ", 1) for merge in merges]
+    known = [pair for pair in pairs if len(pair) == 2 and pair[0] in vocabulary and pair[1] in vocabulary]
+    known = [pair for pair in known if pair[0] + pair[1] in vocabulary]
+    if len(known) < len(pairs):
+        raise ModelError(
+            f"{len(pairs) - len(known)} of its tokenizer's {len(pairs)} merges are of tokens that it has not. Give the "
+            "tokenizer of the model it was made from with --tokenizer."
+        )
+    return known

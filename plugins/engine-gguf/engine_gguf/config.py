@@ -5,9 +5,28 @@ Names of settings are llama.cpp's; fields are those that the architecture here r
 
 from __future__ import annotations
 
+from typing import Final
+
 from core.api import ModelError, did_you_mean
 from engine_gguf.families import ARCHITECTURES
 from engine_gguf.given import Fields, Given
+from engine_gguf.settings import Settings
+
+LAYERED: Final = frozenset(
+    (
+        "falcon-h1",
+        "gemma4",
+        "granitehybrid",
+        "jamba",
+        "lfm2",
+        "lfm2moe",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "nemotron_h_moe",
+    )
+)
+"""Architectures that state heads and widths layer by layer, 0 for layers without."""
 
 
 def make_config(given: Given) -> Fields:
@@ -25,10 +44,12 @@ def make_config(given: Given) -> Fields:
 
 def _common(given: Given) -> Fields:
     settings = given.settings
+    layered = settings.architecture in LAYERED
     embedding = given.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError("it has no matrix token_embd.weight, so it is no language model. Take another file.")
-    hidden, heads = settings.count("embedding_length"), settings.count("attention.head_count")
+    hidden = settings.count("embedding_length")
+    heads = settings.largest("attention.head_count", 1) if layered else settings.count("attention.head_count")
     further = settings.count("nextn_predict_layers", 0, least=0)  # they guess tokens, and are not read
     layers = settings.count("block_count") - further
     if not 0 < layers <= len(given.tensors) or hidden != embedding.shape[1]:
@@ -45,9 +66,9 @@ def _common(given: Given) -> Fields:
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": further,
-        "intermediate_size": settings.count("feed_forward_length", hidden),
+        "intermediate_size": _size(settings, "feed_forward_length", hidden, layered),
         "num_attention_heads": heads,
-        "num_key_value_heads": settings.count("attention.head_count_kv", heads),
+        "num_key_value_heads": _size(settings, "attention.head_count_kv", heads, layered),
         "head_dim": head,
         "rms_norm_eps": settings.number("attention.layer_norm_rms_epsilon", 1e-6),
         "max_position_embeddings": settings.count("context_length", 2048),
@@ -58,6 +79,10 @@ def _common(given: Given) -> Fields:
         "tie_word_embeddings": not given.has("output.weight"),
         "rope_parameters": {**rope, **_scaling(given)},
     }
+
+
+def _size(settings: Settings, name: str, default: int, layered: bool) -> int:
+    return settings.largest(name, default) if layered else settings.count(name, default)
 
 
 def _scaling(given: Given) -> Fields:

@@ -1,30 +1,31 @@
-"""Experts in the blocks of their GGUF file: gate, up and down each of one type. Rows are sorted by expert."""
+"""Experts in the blocks of their GGUF file: gate, up and down each of one type. Rows are sorted by expert.
+
+Their weights come expert by expert, or all in one tensor of blocks [experts, rows, ...], gate's rows before up's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from core.api import ModelError, Part
+from core.api import Part
 from core.ops.reference import EXPERTS
 from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
 
-_LEAVES: Final = {"w1": "gate", "w3": "up", "w2": "down"}
-"""What Mixtral calls them."""
-
 
 class GgufExperts:
-    """Three tensors of all experts."""
+    """Two or three tensors of all experts."""
 
     suffixes: tuple[str, ...] = ("weight",)
-    endings: tuple[str, ...] = ()
+    endings: tuple[str, ...] = ("",)
 
     def __init__(self, ops: Mapping[str, Ops]) -> None:
-        """`ops` by the last part of the names of an expert's weights."""
-        self._ops = {_LEAVES.get(leaf, leaf.removesuffix("_proj")): each for leaf, each in ops.items()}
+        """`ops` by "gate", "up" and "down"."""
+        self._ops = ops
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
@@ -35,21 +36,32 @@ class GgufExperts:
     def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
         """Register `gate`, `up` and `down`. Raises `ModelError` where ranks cut through blocks."""
         del dtype
-        if not layer.gated:
-            raise ModelError("experts without gates are not read from GGUF files.")
-        self._sizes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-        whole = {part.matrix: part.in_features for part in layer.parts.values()}  # type: ignore[operator,union-attr]
+        self._sizes = {"up": (width, hidden), "down": (hidden, width)}
+        if layer.gated:
+            self._sizes = {"gate": (width, hidden), **self._sizes}
+        whole = {part.matrix: part.in_features for part in layer.parts.values()}  # type: ignore[operator]
         for name, (rows, across) in self._sizes.items():
             refuse_cuts(self._ops[name].block, whole.get(name, across), across, f"each expert's {name}")
             empty = self._ops[name].empty(rows, across, num_experts)
             layer.register_parameter(name, nn.Parameter(empty, requires_grad=False))
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Put the rank's part of one expert's weight."""
+        """Put the rank's part of one expert's weight, or of all experts'."""
         del suffix
-        name = "down" if part.matrix == "down" else "up" if part.target.start else "gate"
-        rows = self._sizes[name][0]
-        put_blocks(self._ops[name], layer.get_parameter(name).data[part.expert], rows, 0, tensor, part)
+        if not part.num_experts:
+            self._put(layer, tensor, part)
+            return
+        for own in by_expert(part):
+            self._put(layer, tensor[own.expert], own)
+
+    def _put(self, layer: nn.Module, tensor: torch.Tensor, part: Part) -> None:
+        for source, target in part.pieces:
+            name, first = "down", 0
+            if part.matrix != "down":
+                name = "up" if target.start or "gate" not in self._sizes else "gate"
+            rows = self._sizes[name][0]
+            one = replace(part, pieces=((source, slice(first, first + rows)),))
+            put_blocks(self._ops[name], layer.get_parameter(name).data[part.expert], rows, first, tensor, one)
 
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""
@@ -58,8 +70,11 @@ class GgufExperts:
         """Return what the chosen experts give: each token sums its own results in the order of its choice."""
         top_k = experts.shape[1]
         order = experts.flatten().argsort(stable=True)  # pairs of token and choice, by expert
-        counts = torch.bincount(experts.flatten(), minlength=len(layer.gate))  # type: ignore[arg-type]
-        acted = self._act(layer, self._gate_up(layer, x[order // top_k], counts))
+        counts = torch.bincount(experts.flatten(), minlength=len(layer.up))  # type: ignore[arg-type]
+        inner = self._gate_up(layer, x[order // top_k], counts)
+        if layer.bias is not None:
+            inner += layer.bias.repeat_interleave(counts, 0)  # type: ignore[operator]
+        acted = self._act(layer, inner)
         outputs = x.new_empty(len(order), self._sizes["down"][0])
         self._ops["down"].grouped(acted, layer.down, counts, outputs)  # type: ignore[arg-type]
         back = torch.empty_like(outputs)
@@ -73,7 +88,7 @@ class GgufExperts:
     def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return each row's product with the matrix of its expert."""
         order = experts.argsort(stable=True)
-        counts = torch.bincount(experts, minlength=len(layer.gate))  # type: ignore[arg-type]
+        counts = torch.bincount(experts, minlength=len(layer.up))  # type: ignore[arg-type]
         if matrix == "gate_up":
             found = self._gate_up(layer, x[order], counts)
         else:
@@ -84,10 +99,11 @@ class GgufExperts:
         return out
 
     def _gate_up(self, layer: nn.Module, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        width = self._sizes["gate"][0]
-        out = x.new_empty(len(x), 2 * width)
-        for name, at in (("gate", 0), ("up", width)):
-            self._ops[name].grouped(x, layer.get_parameter(name), counts, out[:, at : at + width])
+        width, names = self._sizes["up"][0], [name for name in self._sizes if name != "down"]
+        out = x.new_empty(len(x), len(names) * width)
+        for at, name in enumerate(names):
+            own = out[:, at * width : (at + 1) * width]
+            self._ops[name].grouped(x, layer.get_parameter(name), counts, own)
         return out
 
     @staticmethod
@@ -96,3 +112,20 @@ class GgufExperts:
         op = getattr(layer.ops, f"{name}_and_mul", None)
         out: torch.Tensor = (EXPERTS[name] if op is None else op)(inner)
         return out
+
+
+def by_expert(part: Part) -> list[Part]:
+    """Return the parts of each expert's blocks, of a tensor of all experts whose rows are gate's, then up's.
+
+    A plain tensor may have them in turn, and across: blocks never have.
+    """
+    halves = [target for _, target in part.pieces]
+    pieces = part.pieces
+    if part.matrix == "gate_up" and len(halves) > 1:
+        whole, width = part.out_features // len(halves), halves[0].stop - halves[0].start
+        first = part.pieces[0][0].start // (part.pieces[0][0].step or 1)
+        pieces = tuple(
+            (slice(at * whole + first, at * whole + first + width), target) for at, target in enumerate(halves)
+        )
+    own = replace(part, pieces=pieces, num_experts=0, transposed=False)
+    return [replace(own, expert=expert) for expert in range(part.num_experts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from engine_gguf import mixtures
+from engine_gguf import encoders, gpts, mixtures, recurrent
 from engine_gguf.given import Fields, Given
 
 _GEMMA_SQUARES: Final = {"gemma2": 46, "gemma3": 62}
@@ -65,16 +65,6 @@ def _phi3(given: Given, fields: Fields) -> Fields:
     original = given.settings.count("rope.scaling.original_context_length", fields["max_position_embeddings"])
     window = given.settings.count("attention.sliding_window", 0, least=0)
     return {"original_max_position_embeddings": original, "sliding_window": window or None}
-
-
-def _granite(given: Given, fields: Fields) -> Fields:
-    scales = given.numbers(
-        attention_multiplier="attention.scale",
-        embedding_multiplier="embedding_scale",
-        residual_multiplier="residual_scale",
-        logits_scaling="logit_scale",
-    )
-    return {"attention_multiplier": fields["head_dim"] ** -0.5, **scales}
 
 
 def _smollm3(given: Given, fields: Fields) -> Fields:
@@ -158,7 +148,7 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, str, Callable[[Given, Fields], Fiel
     "exaone4": ("Exaone4ForCausalLM", "exaone4", _exaone4),
     "glm4": ("Glm4ForCausalLM", "glm4", _plain),
     "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", mixtures.glm4_moe),
-    "granite": ("GraniteForCausalLM", "granite", _granite),
+    "granite": ("GraniteForCausalLM", "granite", mixtures.granite),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _plain),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", mixtures.hunyuan_moe),
     "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", mixtures.minimax_m2),
@@ -169,5 +159,33 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, str, Callable[[Given, Fields], Fiel
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _smollm3),
     "stablelm": ("StableLmForCausalLM", "stablelm", _stablelm),
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _starcoder2),
+    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", mixtures.granite_moe),
+    "llama4": ("Llama4ForCausalLM", "llama4_text", mixtures.llama4),
+    "gemma4": ("Gemma4ForCausalLM", "gemma4_text", mixtures.gemma4),
+    "phimoe": ("PhimoeForCausalLM", "phimoe", mixtures.phimoe),
+    "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next", recurrent.qwen3_next),
+    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text", recurrent.qwen3_5),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", recurrent.qwen3_5_moe),
+    "lfm2": ("Lfm2ForCausalLM", "lfm2", recurrent.lfm2),
+    "lfm2moe": ("Lfm2MoeForCausalLM", "lfm2_moe", recurrent.lfm2_moe),
+    "mamba": ("MambaForCausalLM", "mamba", recurrent.mamba),
+    "mamba2": ("Mamba2ForCausalLM", "mamba2", recurrent.mamba2),
+    "jamba": ("JambaForCausalLM", "jamba", recurrent.jamba),
+    "falcon-h1": ("FalconH1ForCausalLM", "falcon_h1", recurrent.falcon_h1),
+    "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid", recurrent.granite_hybrid),
+    "nemotron_h": ("NemotronHForCausalLM", "nemotron_h", recurrent.nemotron_h),
+    "nemotron_h_moe": ("NemotronHForCausalLM", "nemotron_h", recurrent.nemotron_h),
+    "gpt2": ("GPT2LMHeadModel", "gpt2", gpts.gpt2),
+    "gptneox": ("GPTNeoXForCausalLM", "gpt_neox", gpts.gpt_neox),
+    "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode", gpts.gpt_bigcode),
+    "bloom": ("BloomForCausalLM", "bloom", gpts.bloom),
+    "mpt": ("MptForCausalLM", "mpt", gpts.mpt),
+    "falcon": ("FalconForCausalLM", "falcon", gpts.falcon),
+    "phi2": ("PhiForCausalLM", "phi", gpts.phi),
+    "bert": ("BertModel", "bert", encoders.bert),
+    "nomic-bert": ("NomicBertModel", "nomic_bert", encoders.nomic_bert),
+    "modern-bert": ("ModernBertModel", "modernbert", encoders.modern_bert),
+    "eurobert": ("EuroBertModel", "eurobert", encoders.eurobert),
+    "nemotron": ("NemotronForCausalLM", "nemotron", gpts.nemotron),
 }
 """llama.cpp's name, and the architecture, its model type, and the fields that it has beside those of all."""

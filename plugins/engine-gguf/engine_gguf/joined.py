@@ -1,16 +1,21 @@
-"""Puts together what GGUF files keep in several tensors and models want in one, and takes apart the reverse."""
+"""Puts together what GGUF files keep in two tensors and models want in one, and takes apart the experts of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from core.api import ModelError
-from engine_gguf.weights import Plan
+from engine_gguf.counts import count
+from engine_gguf.weights import EXPERTS, GATE_UP, Plan
 
 Weights = Iterator[tuple[str, torch.Tensor]]
+_ACROSS: Final = ("Llama4ForCausalLM", "GptOssForCausalLM")
+"""Whose checkpoints have the experts' weights as [experts, in, out]."""
+_IN_TURN: Final = ("GptOssForCausalLM",)
+"""Whose checkpoints have rows of gate and up in turn."""
 
 
 class Joined:
@@ -18,47 +23,51 @@ class Joined:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
-        self._waiting: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+        self._architecture = config["architectures"][0]
+        self._waiting: dict[str, dict[str, torch.Tensor]] = {}
 
     def add(self, plan: Plan, tensor: torch.Tensor) -> Weights:
         """Yield the weights that this tensor is, or completes."""
         name = plan.place.name
-        layer, _, part = plan.stored.name.rpartition(".")[0].rpartition(".")
-        if part in ("attn_k_b", "attn_v_b"):
-            yield from self._latent(layer, name, part, tensor)
-        elif "{}" in name and self._config["architectures"][0] == "GptOssForCausalLM":
-            yield from self._in_turn(layer, name, part, tensor)
-        elif "{}" in name:
+        if "{}" in name:
             if tensor.dim() < 3:
                 raise ModelError(f"{plan.stored.name} is not the weights of several experts. Take another file.")
             for expert, own in enumerate(tensor):
                 yield name.format(expert), own
-        else:
-            yield name, tensor
-
-    def _complete(self, layer: str, what: str, part: str, tensor: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a weight once there are so many, and nothing before."""
-        found = self._waiting.setdefault((layer, what), {})
-        found[part] = tensor
-        return self._waiting.pop((layer, what)) if len(found) == count else {}
-
-    def _latent(self, layer: str, name: str, part: str, tensor: torch.Tensor) -> Weights:
-        """Yield the product behind the latents: of each head its keys', which are stored [latent, key], then its values'."""
-        found = self._complete(layer, "latent", part, tensor, 2)
-        if found:
-            keys, values = found["attn_k_b"].transpose(1, 2), found["attn_v_b"]
-            both = torch.cat((keys.to(values.dtype), values), 1)
-            yield name, both.reshape(-1, both.shape[-1])
-
-    def _in_turn(self, layer: str, name: str, part: str, tensor: torch.Tensor) -> Weights:
-        """Yield the experts of gpt-oss in one tensor each: rows of gate and up in turn, [experts, in, out]."""
-        prefix, _, leaf = name.partition(".{}.")
-        ending = "_bias" if leaf.endswith(".bias") else ""
-        if part == "ffn_down_exps":
-            yield f"{prefix}.down_proj{ending}", tensor if ending else tensor.transpose(1, 2)
             return
-        found = self._complete(layer, f"gate_up{ending}", part, tensor, 2)
-        if found:
-            gate, up = found["ffn_gate_exps"], found["ffn_up_exps"]
-            both = torch.stack((gate, up), 2).flatten(1, 2)
-            yield f"{prefix}.gate_up_proj{ending}", both if ending else both.transpose(1, 2)
+        if plan.pair:
+            found = self._waiting.setdefault(name, {})
+            found[plan.part] = tensor
+            if len(found) < len(plan.pair):
+                return
+            del self._waiting[name]
+            tensor = self._one(plan, *(found[part] for part in plan.pair))
+        if plan.part in EXPERTS and not plan.blocks and self._architecture in _ACROSS and tensor.dim() > 2:
+            tensor = tensor.transpose(1, 2)
+        yield name, tensor
+
+    def _one(self, plan: Plan, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Return two tensors as the one that the checkpoint has."""
+        if plan.part in (
+            "attn_k_b",
+            "attn_v_b",
+        ):  # of each head its keys', which are stored [latent, key], then its values'
+            both = torch.cat((first.transpose(1, 2).to(second.dtype), second), 1)
+            return both.reshape(-1, both.shape[-1])
+        if plan.part in GATE_UP and not plan.blocks and self._architecture in _IN_TURN:
+            return torch.stack((first, second), 2).flatten(1, 2)
+        if plan.part in GATE_UP:
+            return torch.cat((first, second), 1)
+        if plan.part in ("attn_qkv", "attn_gate"):
+            return self._by_key_head(first, second)
+        return torch.cat((first, second))
+
+    def _by_key_head(self, first: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Return rows of queries, keys, values and gates so that each key head's lie together."""
+        config = self._config
+        keys, size = count(config, "linear_num_key_heads"), count(config, "linear_key_head_dim")
+        wide = len(gates)
+        if not keys or wide % keys or len(first) != 2 * keys * size + wide:
+            raise ModelError(f"has {len(first)} and {wide} rows, which are not those of {keys} key heads.")
+        parts = (*torch.split(first, [keys * size, keys * size, wide]), gates)
+        return torch.cat([part.reshape(keys, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)

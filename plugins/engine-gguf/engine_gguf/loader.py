@@ -85,15 +85,19 @@ class GgufLoader:
         return found
 
     def _arranged(self, data: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """Return a tensor's blocks or numbers with its rows as the model has them."""
+        """Return a tensor's blocks or numbers as the model has them."""
         tensor = as_stored(data, plan.stored.kind, plan.stored.shape)
+        if plan.own is not None:
+            axis, first, last = plan.own
+            tensor = tensor.narrow(axis, first, last - first)
         if not plan.blocks:
             tensor = as_plain(tensor, plan.stored.kind, self._dtype)
-        if plan.place.offset:
-            tensor = tensor.float() + plan.place.offset
-        if plan.place.paired_heads:
-            tensor = _as_halves(tensor, plan.place.paired_heads, plan)
-        return tensor
+        if plan.place.change is None:
+            return tensor
+        try:
+            return plan.place.change.apply(tensor, self._config)
+        except (ModelError, RuntimeError) as error:
+            raise ModelError(f"tensor {plan.stored.name}: {error}") from error
 
 
 class Unblocked(StoredFormat):
@@ -101,15 +105,6 @@ class Unblocked(StoredFormat):
 
     def __init__(self, kind: Kind) -> None:
         self.stored_bits = 8 * kind.num_bytes / kind.inputs
-
-
-def _as_halves(tensor: torch.Tensor, heads: int, plan: Plan) -> torch.Tensor:
-    """Return rows that turn as neighbours (0 with 1) so that halves of a head turn together (0 with half)."""
-    rows = len(tensor)
-    if rows % (2 * heads):
-        raise ModelError(f"tensor {plan.stored.name} has {rows} rows, which are not {heads} heads. Take another file.")
-    split = tensor.view(heads, rows // heads // 2, 2, *tensor.shape[1:])
-    return split.transpose(1, 2).reshape(tensor.shape)
 
 
 def _view(whole: mmap.mmap, stored: Stored) -> torch.Tensor:

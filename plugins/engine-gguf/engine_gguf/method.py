@@ -15,12 +15,14 @@ from core_kernels.library import load_library
 from core_kernels.superblocks import SuperblockOps
 from torch import nn
 
-from core.api import EngineConfig, ExpertsMethod, LinearMethod, ModelError, Part
-from core.contracts import EmbeddingMethod
+from core.api import EngineConfig, ExpertsMethod, ModelError, Part
 from core.nn.linear import PlainLinear
+from core.quantization.layers import StoredLinear
 from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
+from engine_gguf.coded import Coded, CodedExperts
 from engine_gguf.experts import GgufExperts
 from engine_gguf.in_torch import TorchOps
+from engine_gguf.kinds import CODED, KEPT
 
 log = logging.getLogger(__name__)
 
@@ -37,35 +39,49 @@ class Gguf:
                 "--quantization out, or give the file."
             )
         self._kinds: Mapping[str, str] = facts.get("blocks") or {}
+        self._of_experts: Mapping[str, Mapping[str, str]] = facts.get("experts") or {}
+        used = {*self._kinds.values(), *(kind for own in self._of_experts.values() for kind in own.values())}
         library = load_library()
-        if library is None and self._kinds:
+        if library is None and used & KEPT:
             log.warning(
                 "gguf: no kernel of this device multiplies by blocks; each product makes its weight plain first, and one of a "
                 "single row takes 17 to 40 times as long as with a plain checkpoint"
             )
         bits = config.options.get("gguf_activations")
         make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind, bits)
-        self._ops: dict[str, Ops] = {kind: make(kind) for kind in sorted(set(self._kinds.values()))}
+        self._ops: dict[str, Ops] = {kind: make(kind) for kind in sorted(used & KEPT)}
+        self._coded = Coded(
+            facts,
+            frozenset(name for name, kind in self._kinds.items() if kind in CODED),
+            frozenset(name for name, own in self._of_experts.items() if CODED.issuperset(own.values())),
+        )
 
-    def linear(self, prefix: str) -> LinearMethod:
+    def linear(self, prefix: str) -> Any:
         """Return a fresh method."""
         return self._kept(prefix) or PlainLinear()
 
-    def embedding(self, prefix: str) -> EmbeddingMethod | None:
+    def embedding(self, prefix: str) -> Any:
         """Return a fresh method, which a head may be tied to; None for plain rows."""
         return self._kept(prefix)
 
-    def head(self, prefix: str) -> LinearMethod | None:
+    def head(self, prefix: str) -> Any:
         """Return a fresh method; None for plain rows."""
         return self._kept(prefix)
 
     def experts(self, prefix: str) -> ExpertsMethod | None:
         """Return a fresh method; None for plain experts."""
-        own = {name: kind for name, kind in self._kinds.items() if name.startswith(f"{prefix}.{{}}.")}
-        return GgufExperts({name.rpartition(".")[2]: self._ops[kind] for name, kind in own.items()}) if own else None
+        own = self._of_experts.get(prefix)
+        if own is None:
+            return None
+        if CODED.issuperset(own.values()):
+            return CodedExperts(self._coded.unaided)
+        return GgufExperts({part: self._ops[kind] for part, kind in own.items()})
 
-    def _kept(self, prefix: str) -> BlockLinear | None:
-        return BlockLinear(self._kinds, self._ops) if prefix in self._kinds else None
+    def _kept(self, prefix: str) -> BlockLinear | StoredLinear | None:
+        kind = self._kinds.get(prefix)
+        if kind is None:
+            return None
+        return self._coded.linear(prefix) if kind in CODED else BlockLinear(self._kinds, self._ops)
 
 
 class BlockLinear:

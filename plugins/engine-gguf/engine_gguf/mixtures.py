@@ -6,6 +6,10 @@ from typing import Final
 
 from engine_gguf.given import Fields, Given
 
+_MAVERICK_LAYERS, _MAVERICK_EXPERTS = 48, 128
+"""Llama 4 Maverick is the one without norms of queries and keys; no setting says it."""
+_STILL: Final = 1e20
+"""What angles are divided by that are not to turn."""
 _SIGMOID: Final = 2
 """How scores of experts are made, as llama.cpp counts the ways."""
 
@@ -31,11 +35,16 @@ def _experts(given: Given, *, renormalized: bool) -> Fields:
     }
 
 
+def shared(given: Given, *, renormalized: bool) -> Fields:
+    """Return the facts of layers that have an MLP beside the experts."""
+    width = given.settings.count("expert_shared_feed_forward_length")
+    return {**_experts(given, renormalized=renormalized), "shared_expert_intermediate_size": width}
+
+
 def qwen2_moe(given: Given, fields: Fields) -> Fields:
-    """Return Qwen 2's facts, whose layers have an MLP beside the experts."""
+    """Return Qwen 2's facts."""
     del fields
-    shared = given.settings.count("expert_shared_feed_forward_length")
-    return {**_experts(given, renormalized=False), "shared_expert_intermediate_size": shared}
+    return shared(given, renormalized=False)
 
 
 def qwen3_moe(given: Given, fields: Fields) -> Fields:
@@ -178,3 +187,119 @@ def afmoe(given: Given, fields: Fields) -> Fields:
         "route_scale": settings.number("expert_weights_scale", 1.0),
         "mup_enabled": True,
     }
+
+
+def granite_moe(given: Given, fields: Fields) -> Fields:
+    """Return Granite's facts, whose experts are as wide as its layers say, with an MLP beside them in some models."""
+    settings = given.settings
+    number, width = (
+        settings.count("expert_count", 0, least=0),
+        settings.count("expert_shared_feed_forward_length", 0, least=0),
+    )
+    experts = (
+        {"num_local_experts": number, "num_experts_per_tok": settings.count("expert_used_count", 1)} if number else {}
+    )
+    beside: Fields = {"shared_intermediate_size": width} if width else {}
+    if width:
+        beside |= {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+    return {**granite(given, fields), **experts, **beside}
+
+
+def granite(given: Given, fields: Fields) -> Fields:
+    """Return the factors of Granite's kind."""
+    scales = given.numbers(
+        attention_multiplier="attention.scale",
+        embedding_multiplier="embedding_scale",
+        residual_multiplier="residual_scale",
+        logits_scaling="logit_scale",
+    )
+    return {"attention_multiplier": fields["head_dim"] ** -0.5, **scales}
+
+
+def phimoe(given: Given, fields: Fields) -> Fields:
+    """Return Phi-3.5-MoE's facts; its norms are layer norms, and their number is kept as if they were others."""
+    settings = given.settings
+    window = settings.count("attention.sliding_window", 0, least=0)
+    rope = dict(fields["rope_parameters"])
+    factor = rope.pop("attention_factor", None)
+    if factor is not None:
+        rope |= {"short_mscale": factor, "long_mscale": factor}
+    return {
+        "num_local_experts": settings.count("expert_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+        "lm_head_bias": given.has("output.bias"),
+        "sliding_window": window or None,
+        "rope_parameters": rope,
+        "router_jitter_noise": 0.01,
+    }
+
+
+def llama4(given: Given, fields: Fields) -> Fields:
+    """Return Llama 4's facts: layers see chunks of 8,192 tokens, and every fourth all of them, without positions."""
+    settings = given.settings
+    number, step = settings.count("expert_count", 0, least=0), settings.count("interleave_moe_layer_step", 1)
+    layers = fields["num_hidden_layers"]
+    mixing = [layer for layer in range(layers) if given.has(f"blk.{layer}.ffn_gate_inp.weight")]
+    chunk = settings.count("attention.sliding_window", 8192, least=0)
+    return {
+        "num_local_experts": number or 1,
+        "num_experts_per_tok": settings.count("expert_used_count", 1),
+        "intermediate_size": settings.count("expert_feed_forward_length", fields["intermediate_size"]),
+        "intermediate_size_mlp": fields["intermediate_size"],
+        "interleave_moe_layer_step": step,
+        "moe_layers": mixing,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": chunk or fields["max_position_embeddings"],
+        "use_qk_norm": layers != _MAVERICK_LAYERS or number != _MAVERICK_EXPERTS,
+    }
+
+
+def gemma4(given: Given, fields: Fields) -> Fields:
+    """Return Gemma 4's facts: full layers have heads of their own size and number, some layers the keys of others."""
+    settings, layers = given.settings, fields["num_hidden_layers"]
+    windows = given.windows(layers, 6)
+    full = [kind == "full_attention" for kind in windows.get("layer_types", ["full_attention"] * layers)]
+    kv_heads, widths = settings.each("attention.head_count_kv", layers), settings.each("feed_forward_length", layers)
+    size, local = settings.count("attention.key_length"), settings.count("attention.key_length_swa")
+    shared = settings.count("attention.shared_kv_layers", 0, least=0)
+    own = [layer for layer in range(layers) if full[layer] and layer < layers - shared]
+    tied = any(not given.has(f"blk.{layer}.attn_v.weight") for layer in own)
+    experts = settings.count("expert_count", 0, least=0)
+    factors = given.factors.get("rope_freqs.weight") or []
+    turning = sum(factor < _STILL for factor in factors) / max(1, len(factors)) if factors else 0.25
+    theta = settings.number("rope.freq_base", 1_000_000.0)
+    numbered = [(layer, heads) for layer, heads in enumerate(kv_heads) if full[layer]]
+    out: Fields = {
+        **windows,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": local,
+        "global_head_dim": size,
+        "num_key_value_heads": next((heads for layer, heads in enumerate(kv_heads) if not full[layer]), kv_heads[0]),
+        "num_global_key_value_heads": numbered[0][1] if numbered else kv_heads[0],
+        "attention_k_eq_v": tied,
+        "num_kv_shared_layers": shared,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": shared > 0 and widths[-1] == 2 * widths[0],
+        "hidden_size_per_layer_input": settings.count("embedding_length_per_layer_input", 0, least=0),
+        "vocab_size_per_layer_input": fields["vocab_size"],
+        "final_logit_softcapping": settings.own("final_logit_softcapping"),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": turning},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": settings.number("rope.freq_base_swa", 10_000.0),
+            },
+        },
+    }
+    if not tied:  # a config says this number only where keys are values
+        out["per_layer_config"] = {
+            str(layer): {"head_dim": size, "num_key_value_heads": heads} for layer, heads in numbered
+        }
+    if experts:
+        out |= {
+            "enable_moe_block": True,
+            "num_experts": experts,
+            "top_k_experts": settings.count("expert_used_count"),
+            "moe_intermediate_size": settings.count("expert_feed_forward_length"),
+        }
+    return out

@@ -11,9 +11,13 @@ _LONGEST: Final = 64
 
 
 def sentence_pieces(
-    tokens: Sequence[str], scores: Sequence[float], unknown: int | None, begins: bool
+    tokens: Sequence[str],
+    scores: Sequence[float],
+    unknown: int | None,
+    begins: bool,
+    stated: Sequence[Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of tokenizer.json. `begins`: a space is put before a text."""
+    """Return the fields of tokenizer.json. `begins`: a space is put before a text; `stated`: merges, in place of scores."""
     vocabulary = {token: number for number, token in enumerate(tokens)}
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     before = [{"type": "Prepend", "prepend": SPACE}] if begins else []
@@ -36,7 +40,7 @@ def sentence_pieces(
             "fuse_unk": True,
             "ignore_merges": False,
             "vocab": vocabulary,
-            "merges": merges(vocabulary, scores),
+            "merges": merges(vocabulary, scores) if stated is None else stated,
         },
     }
 

@@ -65,6 +65,22 @@ class Settings:
             raise self.wrong(f"{self.architecture}.{name}", value, f"one integer for all layers, {least} or more")
         return value
 
+    def each(self, name: str, layers: int) -> list[int]:
+        """Return an integer for each layer, where one may stand for all of them."""
+        value = self.own(name)
+        if not isinstance(value, np.ndarray):
+            return [self.count(name)] * layers
+        if len(value) < layers or value.dtype.kind not in "iu" or not 0 <= value.min() <= value.max() < LARGEST_COUNT:
+            raise self.wrong(f"{self.architecture}.{name}", value, f"a list of {layers} integers, one for each layer")
+        return [int(each) for each in value[:layers]]
+
+    def largest(self, name: str, default: int) -> int:
+        """Return the largest of the integers of all layers; the default where there is none, or none but 0."""
+        value = self.own(name)
+        if isinstance(value, np.ndarray) and len(value):
+            return max(self.each(name, len(value))) or default
+        return self.count(name, default, least=0) or default
+
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number of the architecture."""
         value = self.own(name)

@@ -19,12 +19,13 @@ import numpy as np
 
 from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
 from engine_gguf.config import make_config
+from engine_gguf.encoders import sentence
 from engine_gguf.files import read_headers
 from engine_gguf.given import Given
 from engine_gguf.header import Header, Stored, shown
 from engine_gguf.settings import Settings
 from engine_gguf.tokenizer import ends, tokenizer_files
-from engine_gguf.weights import kept_blocks, plan_weights
+from engine_gguf.weights import kept_blocks, kept_experts, plan_weights
 
 FORM: Final = "1"
 """Of what is written into the cache; another number, other folders."""
@@ -53,8 +54,9 @@ def _describe(
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
     stated = _config(settings, headers, tensors, config.options.get("hf_config_path"))
     stated = _merged(stated, config.model.hf_overrides)
-    blocks = kept_blocks(plan_weights(headers, stated))
-    stated["quantization_config"] = {"quant_method": "gguf", "file": str(path.absolute()), "blocks": blocks}
+    plans = plan_weights(headers, stated)
+    kept = {"blocks": kept_blocks(plans), "experts": kept_experts(plans)}
+    stated["quantization_config"] = {"quant_method": "gguf", "file": str(path.absolute()), **kept}
     identity = _identity(headers, stated)
     needs_own = config.model.tokenizer is None and not config.model.skip_tokenizer_init
     files = tokenizer_files(settings) if needs_own else {}
@@ -71,6 +73,7 @@ def _describe(
         eos_token_ids=ends(settings, tokens) if isinstance(tokens, list) else (),
         sampling_defaults={} if config.model.generation_config == "vllm" else _sampling(settings),
         weight_loader="gguf",
+        sentence=sentence(settings),
         origin="GGUF file",
     )
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from core.api import ModelError
-from engine_gguf.bpe import byte_level
+from engine_gguf.bpe import byte_level, known_merges
 from engine_gguf.pieces import sentence_pieces
 from engine_gguf.settings import Settings
 from engine_gguf.splits import BEGUN
+from engine_gguf.unigram import unigram
+from engine_gguf.wordpiece import word_pieces
 
-_UNKNOWN, _CONTROL, _USER = 2, 3, 4
-"""Types of tokens: what stands for none, what is said to the model, what is found in a text before all else."""
+_UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
+"""Types of tokens: what stands for none, what is said to the model, what is found in a text before all else, one byte."""
+_OF_BERT: Final = {"bos_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+_READ: Final = ("bert", "gemma4", "gpt2", "llama", "t5")
+_BEGUN: Final = ("bert", "gemma4", "llama")
+"""Kinds of tokenizers whose texts begin with the token that says so, unless the file says otherwise."""
 _ROLES: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "sep_token": "seperator_token_id",
     "pad_token": "padding_token_id",
+    "mask_token": "mask_token_id",
 }
 """The names that llama.cpp writes, one of them misspelt."""
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -63,25 +72,21 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
     types = settings.numbers("tokenizer.ggml.token_type", len(tokens))
     kinds = [1] * len(tokens) if types is None else types.tolist()
     roles = {role: settings.token(f"tokenizer.ggml.{name}", len(tokens)) for role, name in _ROLES.items()}
+    if model == "bert":  # a text is put between two tokens; older files do not say which
+        roles["bos_token"] = settings.token("tokenizer.ggml.cls_token_id", len(tokens)) or roles["bos_token"]
+        for role, text in _OF_BERT.items():
+            if roles[role] is None and text in tokens:
+                roles[role] = tokens.index(text)
     splits = settings.text("tokenizer.ggml.pre", "default")
-    begins = settings.flag("tokenizer.ggml.add_bos_token", model == "llama" or splits in BEGUN)
-    if model == "gpt2":
-        fields = byte_level(tokens, settings.texts("tokenizer.ggml.merges"), splits)
-    elif model == "llama":
-        scores = settings.numbers("tokenizer.ggml.scores", len(tokens))
-        if scores is None:
-            raise ModelError(f"its tokenizer has pieces without scores. {_GIVE}")
-        unknown = roles["unk_token"]
-        if unknown is None:
-            unknown = next((number for number, kind in enumerate(kinds) if kind == _UNKNOWN), None)
-        begun = settings.flag("tokenizer.ggml.add_space_prefix", True)
-        fields = sentence_pieces(tokens, scores.tolist(), unknown, begun)
-    else:
-        raise ModelError(f"its tokenizer is of the kind {model!r:.60}; gpt2 and llama are read. {_GIVE}")
+    fields = _fields(settings, model, tokens, kinds, roles["unk_token"], splits)
+    begins = settings.flag("tokenizer.ggml.add_bos_token", model in _BEGUN or (model == "gpt2" and splits in BEGUN))
+    ended = settings.flag("tokenizer.ggml.add_eos_token", model == "t5")
+    closing = roles["eos_token"]
+    if model == "bert" or settings.flag("tokenizer.ggml.add_sep_token"):
+        ended, closing = True, closing if roles["sep_token"] is None else roles["sep_token"]
     bos = roles["bos_token"]
     before = [] if bos is None or not begins else [bos]
-    eos, ended = roles["eos_token"], settings.flag("tokenizer.ggml.add_eos_token")
-    after = [] if eos is None or not ended else [eos]
+    after = [] if closing is None or not ended else [closing]
     return {
         "tokenizer.json": {
             "version": "1.0",
@@ -100,6 +105,38 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
             **_templates(settings),
         },
     }
+
+
+def _fields(
+    settings: Settings, model: str, tokens: Sequence[str], kinds: Sequence[int], unknown: int | None, splits: str
+) -> dict[str, Any]:
+    """Return the fields of tokenizer.json that are those of a kind of tokenizer."""
+    if model == "gpt2":
+        return byte_level(tokens, settings.texts("tokenizer.ggml.merges"), splits)
+    if unknown is None:
+        unknown = next((number for number, kind in enumerate(kinds) if kind == _UNKNOWN), None)
+    if model == "bert":
+        lower = settings.flag("tokenizer.ggml.normalizer.lowercase", True)
+        accents = settings.flag("tokenizer.ggml.normalizer.strip_accents", lower)
+        return word_pieces(tokens, [kind == _CONTROL for kind in kinds], unknown, lower=lower, strip=accents)
+    begun = settings.flag("tokenizer.ggml.add_space_prefix", True)
+    if model == "gemma4":
+        merged = known_merges({token: n for n, token in enumerate(tokens)}, settings.texts("tokenizer.ggml.merges"))
+        return sentence_pieces(tokens, (), unknown, begun, merged)
+    if model not in ("llama", "t5"):
+        raise ModelError(f"its tokenizer is of the kind {model!r:.60}; {', '.join(_READ)} are read. {_GIVE}")
+    scores = settings.numbers("tokenizer.ggml.scores", len(tokens))
+    if scores is None:
+        raise ModelError(f"its tokenizer has pieces without scores. {_GIVE}")
+    if model == "llama":
+        return sentence_pieces(tokens, scores.tolist(), unknown, begun)
+    charsmap = settings.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap is not None and not isinstance(charsmap, np.ndarray):
+        raise settings.wrong("tokenizer.ggml.precompiled_charsmap", charsmap, "a list of bytes")
+    shortens = settings.flag("tokenizer.ggml.remove_extra_whitespaces", True)
+    return unigram(
+        tokens, scores.tolist(), unknown, has_bytes=_BYTE in kinds, charsmap=charsmap, begins=begun, shortens=shortens
+    )
 
 
 def _distinct(tokens: Sequence[str]) -> list[str]:
