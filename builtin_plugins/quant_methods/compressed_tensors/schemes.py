@@ -15,7 +15,8 @@ from core.quantization.stated import section
 BESIDE: Final = "input_scale input_zero_point input_global_scale output_scale output_zero_point"
 """Of activations, which are not rounded by scales that a checkpoint states."""
 PLAIN_INTS: Final = ("int-quantized", "naive-quantized")
-PLAIN_FLOATS: Final = ("float-quantized", "naive-quantized", "mxfp8-quantized")
+MX_FLOATS: Final = "mxfp8-quantized"
+PLAIN_FLOATS: Final = ("float-quantized", "naive-quantized", MX_FLOATS)
 PACKED_FLOATS: Final = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized")
 PACKED_INTS: Final = "pack-quantized"
 READ: Final = (PACKED_INTS, "int-quantized", *PLAIN_FLOATS, *PACKED_FLOATS)
@@ -38,7 +39,7 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
         return IntsFormat(bits, shared, zero=zero, optional=BESIDE, x_bits=x_bits)
     if layout in PLAIN_FLOATS and (kind, bits) == ("float", 8):
         x_bits = _x_bits(group.get("input_activations"), "float", ("token", "group"))
-        return FloatsFormat(shared, optional=BESIDE, x_bits=x_bits)
+        return FloatsFormat(shared, optional=BESIDE, in_powers=layout == MX_FLOATS, x_bits=x_bits)
     if layout == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
         return PackedFloatsFormat(shared, whole="weight_global_scale", divides=True, optional=BESIDE)
     if layout in PACKED_FLOATS and kind == "float" and bits in (4, 6):

@@ -19,7 +19,7 @@ ALGORITHMS: Final[Mapping[str, StoredFormat]] = {
     "FP8": FloatsFormat(Shared(WHOLE, WHOLE), optional="input_scale", x_bits=8),
     "FP8_PER_CHANNEL_PER_TOKEN": FloatsFormat(Shared(1, WHOLE), optional="input_scale", x_bits=8),
     "FP8_PB_WO": FloatsFormat(Shared(128, 128), optional="input_scale"),
-    "MXFP8": FloatsFormat(Shared(1, 32), optional="input_scale"),
+    "MXFP8": FloatsFormat(Shared(1, 32), optional="input_scale", in_powers=True),
     "NVFP4": PackedFloatsFormat(Shared(1, 16), weight="weight", whole="weight_scale_2", optional="input_scale"),
 }
 
