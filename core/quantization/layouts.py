@@ -48,6 +48,8 @@ class Grouping:
     """It is of `ScaledFloats`, not of `GroupedInts`."""
     has_factors: bool = False
     """Of floats: their scales are floats of eight bits (e4m3), and a number multiplies all scales of a row."""
+    has_powers: bool = False
+    """Of floats: their scales are powers of two."""
     has_table: bool = False
     """Of floats: they are codes of a table that comes with them."""
     runs_on: bool = False

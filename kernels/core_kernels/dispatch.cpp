@@ -253,34 +253,34 @@ EXPORT void core_quantized_grouped(void* out, const void* x, const void* weights
                                {code, group, scales, zeros, x_bits}, dtype);
 }
 
-// Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on. Scales are float32, or
-// int16, shares of the factors of rows, which else are null.
+// Puts floats of eight bits, bytes row_stride apart, with scales [count, groups], to rows from `first` on. Scales are float32,
+// bfloat16, or int16, shares of the factors of rows, which else are null.
 EXPORT void core_floats_place(void* to, const uint8_t* codes, const void* scales, const float* factors, int64_t first,
                               int64_t count, int64_t width, int64_t row_stride, int64_t rows, int64_t group,
-                              int64_t in_shares, int32_t kind) {
-    chosen->floats->place(to, codes, scales, factors, first, {count, width, row_stride, 1}, rows, {kind, group, in_shares});
+                              int64_t scale_kind, int32_t kind) {
+    chosen->floats->place(to, codes, scales, factors, first, {count, width, row_stride, 1}, rows, {kind, group, scale_kind});
 }
 
 // Returns 1, and writes nothing, where an id is none of the rows.
 EXPORT int32_t core_floats_rows(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
-                                int64_t rows, int64_t group, int64_t in_shares, int32_t kind, const float* table,
+                                int64_t rows, int64_t group, int64_t scale_kind, int32_t kind, const float* table,
                                 int32_t dtype) {
     if (!are_rows(ids, count, rows)) return 1;
-    chosen->floats->unpack(out, weight, ids, count, width, rows, {kind, group, in_shares, table}, dtype);
+    chosen->floats->unpack(out, weight, ids, count, width, rows, {kind, group, scale_kind, table}, dtype);
     return 0;
 }
 
 EXPORT void core_floats_linear(void* out, const void* x, const void* weight, int64_t rows, int64_t out_size,
-                               int64_t in_size, int64_t x_stride, int64_t group, int64_t in_shares, int32_t kind,
+                               int64_t in_size, int64_t x_stride, int64_t group, int64_t scale_kind, int32_t kind,
                                const float* table, int32_t dtype) {
-    chosen->floats->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {kind, group, in_shares, table}, dtype);
+    chosen->floats->product({out, x, weight, nullptr, rows, out_size, in_size, x_stride, out_size}, {kind, group, scale_kind, table}, dtype);
 }
 
 EXPORT void core_floats_grouped(void* out, const void* x, const void* weights, const int64_t* counts, int64_t groups,
-                                int64_t out_size, int64_t in_size, int64_t x_stride, int64_t group, int64_t in_shares,
+                                int64_t out_size, int64_t in_size, int64_t x_stride, int64_t group, int64_t scale_kind,
                                 int32_t kind, const float* table, int32_t dtype) {
     chosen->floats->grouped({out, x, weights, nullptr, 0, out_size, in_size, x_stride, out_size}, counts, groups,
-                            {kind, group, in_shares, table}, dtype);
+                            {kind, group, scale_kind, table}, dtype);
 }
 
 // Returns 1, and writes nothing, for a kind of block that is not kept.

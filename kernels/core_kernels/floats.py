@@ -17,14 +17,16 @@ Tensor = torch.Tensor
 KINDS: Final = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1, torch.uint8: 2}
 """Numbers by which the library knows them; bytes are codes of a table."""
 TABLE_SIZE: Final = 16
+SCALES: Final = (torch.float32, torch.int16, torch.bfloat16)
+"""Types of scales; the library knows them by their places here."""
 MOST_SHARES: Final = 32767
 
 
 class FloatOps(ScaledOps):
     """Floats of eight bits, or, of uint8, codes of four bits of a table of sixteen floats: it is rounded to the type of x.
 
-    A product's row depends on its row of x alone. `group` is how many inputs share a scale, which is float32, or, `in_shares`, of
-    two bytes: so many 32,767ths of the row's largest scale, to the nearest.
+    A product's row depends on its row of x alone. `group` is how many inputs share a scale. `scales` is what those are: float32;
+    bfloat16, which loses nothing of powers of two; or int16, so many 32,767ths of the row's largest scale, to the nearest.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class FloatOps(ScaledOps):
         group: int,
         table: Tensor | None = None,
         *,
-        in_shares: bool = False,
+        scales: torch.dtype = torch.float32,
     ) -> None:
         if kind not in KINDS or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
             allowed = f"{', '.join(map(str, KINDS))}; groups are multiples of {FILLED} up to {LARGEST_GROUP}"
@@ -43,12 +45,15 @@ class FloatOps(ScaledOps):
             raise ValueError(
                 f"{kind} with {'no table' if table is None else f'a table of {len(table)}'}: uint8 has one of 16"
             )
+        if scales not in SCALES:
+            raise ValueError(f"scales of {scales}; they are of one of {', '.join(map(str, SCALES))}")
         self.bits: Final = 4 if kind == torch.uint8 else 8
         self.kind: Final = kind
         self.group: Final = group
-        self.in_shares: Final = in_shares
+        self.scales: Final = scales
+        self.in_shares: Final = scales == torch.int16
         self.table: Final = None if table is None else table.float().contiguous()
-        facts = (group, int(in_shares), KINDS[kind], 0 if self.table is None else self.table.data_ptr())
+        facts = (group, SCALES.index(scales), KINDS[kind], 0 if self.table is None else self.table.data_ptr())
         super().__init__(library, library.core_floats_rows, facts, f"floats of {self.bits} bits")
         self._place: Final = library.core_floats_place
         self._linear: Final = library.core_floats_linear
@@ -56,7 +61,7 @@ class FloatOps(ScaledOps):
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales included."""
-        return FACTOR_BYTES * self.in_shares + row_bytes(width, self.bits, self.group, 2 if self.in_shares else 4)
+        return FACTOR_BYTES * self.in_shares + row_bytes(width, self.bits, self.group, self.scales.itemsize)
 
     def place(self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor) -> None:
         """Fill rows from `first` on with floats, or codes, [n, width] of this kind and scales [n, groups]."""
@@ -71,7 +76,8 @@ class FloatOps(ScaledOps):
         values, scales, factors = values.contiguous(), scales.float().contiguous(), None
         if self.in_shares:
             factors = scales.abs().amax(1, keepdim=True) / MOST_SHARES
-            scales = (scales / torch.where(factors == 0, 1, factors)).round().to(torch.int16)
+            scales = (scales / torch.where(factors == 0, 1, factors)).round()
+        scales = scales.to(self.scales)
         self._place(
             weight.data_ptr(), values.data_ptr(), scales.data_ptr(), None if factors is None else factors.data_ptr(), first, count, width, values.stride(0), rows,
             *self._facts[:3],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,10 +11,15 @@ from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod
+from core.quantization.patterns import Pattern
+from core.quantization.stated import names, sections
 
 PLAIN_BITS: Final = 16
 LESS: Final = {"auto_round": 0, "auto_round:auto_gptq": 1, "auto_round:gptq": 1}
 """By packing: what GPTQ's zero points are stored less by."""
+BLOCKS: Final = "block_name_to_quantize"
+SIGNS: Final = "*+?[(|\\^$"
+"""A name that has one of them is a pattern."""
 AWQ: Final = ("auto_round:auto_awq", "auto_round:awq")
 
 
@@ -38,12 +42,13 @@ class AutoRound(StoredMethod):
         self._packing = str(config.get("packing_format") or config.get("backend") or "auto_round:auto_gptq")
         if self._packing not in (*LESS, *AWQ) or config.get("data_type", "int") != "int":
             raise ModelError(
-                f"quantization_config: packing_format is {self._packing!r}, data_type {config.get('data_type')!r}; read are "
+                f"quantization_config: packing_format is {self._packing!r:.80}, data_type {config.get('data_type')!r:.80}; read are "
                 f"{', '.join((*LESS, *AWQ))} of type int. Export the checkpoint in one of them."
             )
-        self._special: Mapping[str, Any] = config.get("extra_config") or {}
-        blocks = config.get("block_name_to_quantize") or ()
-        self._blocks = tuple(blocks.split(",") if isinstance(blocks, str) else blocks)
+        self._special = sections(config, "extra_config")
+        self._patterns = {name: Pattern(name) for name in self._special if any(sign in name for sign in SIGNS)}
+        blocks = config.get(BLOCKS)
+        self._blocks = tuple(blocks.split(",")) if isinstance(blocks, str) and blocks else names(config, BLOCKS)
         self._format(config)
 
     def decide(self, prefix: str) -> StoredFormat | None:
@@ -62,9 +67,8 @@ class AutoRound(StoredMethod):
     def _settings(self, prefix: str) -> Mapping[str, Any] | None:
         """Return a layer's settings, by its name or by a pattern."""
         if prefix in self._special:
-            return self._special[prefix]  # type: ignore[no-any-return]
-        patterns = (name for name in self._special if any(sign in name for sign in "*+?[(|\\^$"))
-        return next((self._special[name] for name in patterns if re.search(name, prefix)), None)
+            return self._special[prefix]
+        return next((self._special[name] for name, pattern in self._patterns.items() if pattern.is_in(prefix)), None)
 
     def _format(self, facts: Mapping[str, Any]) -> StoredFormat | None:
         bits, group = facts.get("bits"), facts.get("group_size", 128)
@@ -78,7 +82,7 @@ class AutoRound(StoredMethod):
             or not (group == -1 or group > 0)
         ):
             raise ModelError(
-                f"quantization_config: {bits!r} bits in groups of {group!r}; {self._packing} has "
+                f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80}; {self._packing} has "
                 f"{', '.join(map(str, allowed))} bits and groups of -1 (a row) or more inputs."
             )
         if self._packing in AWQ:

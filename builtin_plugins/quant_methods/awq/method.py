@@ -8,6 +8,7 @@ from builtin_plugins.quant_methods.awq.format import BITS, AwqFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod
+from core.quantization.stated import names
 
 
 class Awq(StoredMethod):
@@ -22,10 +23,10 @@ class Awq(StoredMethod):
         version = str(config.get("version", "gemm")).lower()
         if bits != BITS or version != "gemm" or not isinstance(group, int) or not (group == -1 or group > 0):
             raise ModelError(
-                f"quantization_config: {bits!r} bits in groups of {group!r}, version {version!r}; awq has {BITS} bits, groups "
+                f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80}, version {version!r:.80}; awq has {BITS} bits, groups "
                 "of -1 (a row) or more inputs, and of its versions gemm is read. Convert the checkpoint with AutoAWQ."
             )
-        self._plain = tuple(config.get("modules_to_not_convert") or ())
+        self._plain = names(config, "modules_to_not_convert")
         self._format = AwqFormat(group)
 
     def decide(self, prefix: str) -> StoredFormat | None:

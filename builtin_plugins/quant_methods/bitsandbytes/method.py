@@ -8,6 +8,7 @@ from builtin_plugins.quant_methods.bitsandbytes.format import EightBitFormat, Fo
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
+from core.quantization.stated import names
 
 KINDS: Final = ("nf4", "fp4")
 
@@ -31,14 +32,14 @@ class BitsAndBytes(StoredMethod):
         four, eight = (bool(config.get(f"load_in_{bits}bit") or config.get(f"_load_in_{bits}bit")) for bits in (4, 8))
         if four == eight or (four and kind not in KINDS):
             raise ModelError(
-                f"quantization_config: load_in_4bit is {four}, load_in_8bit {eight}, bnb_4bit_quant_type {kind!r}; it is one "
+                f"quantization_config: load_in_4bit is {four}, load_in_8bit {eight}, bnb_4bit_quant_type {kind!r:.80}; it is one "
                 f"of both, and of 4 bits the type is one of {', '.join(KINDS)}. Restore the config from where the model came."
             )
         self._format: StoredFormat = (
             FourBitFormat(kind, nested=bool(config.get("bnb_4bit_use_double_quant"))) if four else EightBitFormat()
         )
         self._stated = config.get("llm_int8_skip_modules")
-        self._plain = tuple(self._stated or ())
+        self._plain = names(config, "llm_int8_skip_modules")
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the one format, unless the layer is left out."""

@@ -20,7 +20,7 @@ EXPONENTS: Final = (torch.uint8, torch.float8_e8m0fnu)
 class FloatsFormat(StoredFormat):
     """Weights under one name, scales under another. `optional`: what a checkpoint may have for activations.
 
-    `other`: a name that scales have as well.
+    `other`: a name that scales have as well. `in_powers`: scales are stored as exponents of two, and as nothing else.
 
     `x_bits`: what activations may be rounded to: 8 where the checkpoint was made for that. They are as they come, so what it
     says of their scales is not needed.
@@ -34,13 +34,14 @@ class FloatsFormat(StoredFormat):
         scale: str = "weight_scale",
         other: str = "",
         optional: str = "",
+        in_powers: bool = False,
         x_bits: int = 16,
     ) -> None:
         self._shared, self._weight, self._scale = shared, weight, scale
         self.suffixes: tuple[str, ...] = (weight, scale)
         self.optional_suffixes = tuple(optional.split())
         self.other_names = {other: scale} if other else {}
-        self.grouping = Grouping(8, shared.columns or -1, is_float=True, x_bits=x_bits)
+        self.grouping = Grouping(8, shared.columns or -1, is_float=True, has_powers=in_powers, x_bits=x_bits)
         self.stored_bits = 8 + (32 / shared.columns if shared.columns and shared.rows == 1 else 0)
 
     def check(self, part: Part) -> None:
@@ -67,7 +68,11 @@ class FloatsFormat(StoredFormat):
 
     def scales(self, own: torch.Tensor) -> torch.Tensor:
         """Return the rank's scales in float32."""
-        return powers_of_two(own) if own.dtype in EXPONENTS else own.float()
+        if own.dtype in EXPONENTS:
+            return powers_of_two(own)
+        if self.grouping.has_powers:
+            raise ModelError(f"has a {self._scale} of {_name(own)}; they are exponents of a byte.")
+        return own.float()
 
     def factors(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
         """Return what multiplies the scales of so many rows, float32 [rows, 1]."""
@@ -95,7 +100,7 @@ class PackedFloatsFormat(FloatsFormat):
         super().__init__(shared, weight=weight, scale=scale, optional=optional)
         self._bits, self._exponent_bits, self._whole, self._divides = bits, exponent_bits, whole, divides
         self.suffixes = (*self.suffixes, *([whole] if whole else []))
-        self.grouping = Grouping(bits, shared.columns or -1, is_float=True, has_factors=bool(whole))
+        self.grouping = Grouping(bits, shared.columns or -1, is_float=True, has_factors=bool(whole), has_powers=bits == 6)
         self.stored_bits = bits + 8 / (shared.columns or 32)
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
 
@@ -56,6 +58,13 @@ class Shared:
     def columns_of(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
         """Return those of the rank's inputs."""
         return part.columns(scales, per=self.columns) if scales.shape[1] > 1 else scales
+
+
+def is_pair(block: Any) -> TypeGuard[Sequence[int]]:
+    """Say whether it is how many rows and columns a block has, as configs state them."""
+    return (
+        isinstance(block, (list, tuple)) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+    )
 
 
 def row_numbers(part: Part) -> torch.Tensor:

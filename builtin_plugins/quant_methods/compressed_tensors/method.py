@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.caches import kv_dtype_of
@@ -11,6 +10,8 @@ from builtin_plugins.quant_methods.compressed_tensors.schemes import scheme
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod
+from core.quantization.patterns import Pattern
+from core.quantization.stated import names, section, sections
 
 LINEAR: Final = "Linear"
 EMBEDDING: Final = "Embedding"
@@ -35,26 +36,24 @@ class CompressedTensors(StoredMethod):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        sparsity = config.get("sparsity_config") or {}
+        sparsity = section(config, "sparsity_config")
         if sparsity.get("format", "dense") != "dense":
             raise ModelError(
-                f"quantization_config: sparsity_config has format {sparsity['format']!r}, which is not read: its weights "
+                f"quantization_config: sparsity_config has format {sparsity['format']!r:.80}, which is not read: its weights "
                 "have holes. Write the checkpoint again with dense weights."
             )
-        transforms = (config.get("transform_config") or {}).get("config_groups")
+        transforms = section(section(config, "transform_config"), "config_groups")
         if transforms:
             raise ModelError(
-                f"quantization_config: transform_config has {', '.join(transforms)}: rotations of activations, which are "
+                f"quantization_config: transform_config has {', '.join(transforms):.80}: rotations of activations, which are "
                 "not computed here. Take a checkpoint without them."
             )
         self._kv_dtype = kv_dtype_of(config.get("kv_cache_scheme"))
-        self._ignore = tuple(config.get("ignore") or ())
-        self._groups: list[tuple[tuple[str, ...], StoredFormat | None]] = []
-        for name, group in (config.get("config_groups") or {}).items():
-            if not isinstance(group, Mapping):
-                raise ModelError(f"quantization_config: config_groups.{name} is {group!r:.80}; it is an object.")
+        self._ignore = Targets(names(config, "ignore"))
+        self._groups: list[tuple[Targets, StoredFormat | None]] = []
+        for group in sections(config, "config_groups").values():
             stored = scheme(group, str(config.get("format"))) if group.get("weights") else None
-            self._groups.append((tuple(group.get("targets") or ()), stored))
+            self._groups.append((Targets(names(group, "targets")), stored))
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the format of the group that names the layer, or one of its kind."""
@@ -74,22 +73,26 @@ class CompressedTensors(StoredMethod):
 
     def _of(self, prefix: str, kind: str) -> StoredFormat | None:
         """Of several groups, the one that names the layer counts before a pattern, and a pattern before its kind."""
-        if _matches(prefix, self._ignore) or kind in self._ignore:
+        if self._ignore.name(prefix) or self._ignore.fit(prefix) or self._ignore.name(kind):
             return None
-        for fits in (_is_named, _is_matched, lambda _, targets: kind in targets):
+        for fits in (Targets.name, Targets.fit, lambda targets, _: targets.name(kind)):
             for targets, stored in self._groups:
-                if fits(prefix, targets):
+                if fits(targets, prefix):
                     return stored
         return None
 
 
-def _matches(prefix: str, targets: Iterable[str]) -> bool:
-    return _is_named(prefix, targets) or _is_matched(prefix, targets)
+class Targets:
+    """Layers by name, kind or pattern."""
 
+    def __init__(self, given: Iterable[str]) -> None:
+        self._names = frozenset(given)
+        self._patterns = [Pattern(name.removeprefix(REGEX)) for name in given if name.startswith(REGEX)]
 
-def _is_named(prefix: str, targets: Iterable[str]) -> bool:
-    return prefix in targets
+    def name(self, prefix: str) -> bool:
+        """Say whether a layer or a kind is among them by its name."""
+        return prefix in self._names
 
-
-def _is_matched(prefix: str, targets: Iterable[str]) -> bool:
-    return any(target.startswith(REGEX) and re.match(target.removeprefix(REGEX), prefix) for target in targets)
+    def fit(self, prefix: str) -> bool:
+        """Say whether a pattern fits."""
+        return any(pattern.begins(prefix) for pattern in self._patterns)

@@ -7,14 +7,16 @@ from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat, PackedIntsFormat
-from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
+from core.quantization.stated import section
 
 BESIDE: Final = "input_scale input_zero_point input_global_scale output_scale output_zero_point"
 """Of activations, which are not rounded by scales that a checkpoint states."""
 PLAIN_INTS: Final = ("int-quantized", "naive-quantized")
-PLAIN_FLOATS: Final = ("float-quantized", "naive-quantized", "mxfp8-quantized")
+MX_FLOATS: Final = "mxfp8-quantized"
+PLAIN_FLOATS: Final = ("float-quantized", "naive-quantized", MX_FLOATS)
 PACKED_FLOATS: Final = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized")
 PACKED_INTS: Final = "pack-quantized"
 READ: Final = (PACKED_INTS, "int-quantized", *PLAIN_FLOATS, *PACKED_FLOATS)
@@ -22,7 +24,7 @@ READ: Final = (PACKED_INTS, "int-quantized", *PLAIN_FLOATS, *PACKED_FLOATS)
 
 def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
     """Return the format of the weights that `group` describes. Raises `ModelError` for one that is not read."""
-    weights = group["weights"]
+    weights = section(group, "weights")
     kind, bits = str(weights.get("type", "int")).lower(), weights.get("num_bits", 8)
     layout = str(group.get("format") or layout)
     shared = _shared(weights)
@@ -37,13 +39,13 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
         return IntsFormat(bits, shared, zero=zero, optional=BESIDE, x_bits=x_bits)
     if layout in PLAIN_FLOATS and (kind, bits) == ("float", 8):
         x_bits = _x_bits(group.get("input_activations"), "float", ("token", "group"))
-        return FloatsFormat(shared, optional=BESIDE, x_bits=x_bits)
+        return FloatsFormat(shared, optional=BESIDE, in_powers=layout == MX_FLOATS, x_bits=x_bits)
     if layout == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
         return PackedFloatsFormat(shared, whole="weight_global_scale", divides=True, optional=BESIDE)
     if layout in PACKED_FLOATS and kind == "float" and bits in (4, 6):
         return PackedFloatsFormat(shared, bits=bits, optional=BESIDE)
     raise ModelError(
-        f"quantization_config: weights of {bits!r} bits, type {kind!r}, in format {layout!r} are not read. Read are "
+        f"quantization_config: weights of {bits!r:.80} bits, type {kind!r:.80}, in format {layout!r:.80} are not read. Read are "
         f"integers of 1 to 8 bits and floats of 8, 6 and 4 in the formats {', '.join(dict.fromkeys(READ))}. Convert the "
         "checkpoint with the tool that wrote it."
     )
@@ -69,9 +71,9 @@ def _shared(weights: Mapping[str, Any]) -> Shared:
         return Shared(1, WHOLE)
     if strategy in ("group", "tensor_group") and isinstance(group, int) and group > 0:
         return Shared(1, group)
-    if strategy == "block" and isinstance(block, list) and len(block) == 2 and min(block) > 0:
+    if strategy == "block" and is_pair(block):
         return Shared(block[0], block[1])
     raise ModelError(
-        f"quantization_config: strategy {strategy!r} with group_size {group!r} and block_structure {block!r} says not "
+        f"quantization_config: strategy {strategy!r:.80} with group_size {group!r:.80} and block_structure {block!r:.80} says not "
         "which weights share a scale; restore the config from where the model came."
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.floats import FloatsFormat
-from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
 from builtin_plugins.quant_methods.fp8.rounding import Fp8Rounded
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
+from core.quantization.stated import names
 
 BESIDE: Final = "input_scale activation_scale input_scale_ub"
 """Of activations, which are rounded as they come, if at all."""
@@ -27,7 +28,7 @@ class _Floats(StoredMethod):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        self._plain = tuple(config.get("ignored_layers") or config.get("modules_to_not_convert") or ())
+        self._plain = names(config, "ignored_layers", "modules_to_not_convert")
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the one format."""
@@ -43,9 +44,9 @@ class Fp8(_Floats):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         block = config.get("weight_block_size")
-        if block is not None and (len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block)):
+        if block is not None and not is_pair(block):
             raise ModelError(
-                f"quantization_config: weight_block_size is {block!r}; it is two sizes, as [128, 128], or null."
+                f"quantization_config: weight_block_size is {block!r:.80}; it is two sizes, as [128, 128], or null."
             )
         shared, names = (Shared(*block), ("weight_scale_inv", "weight_scale")) if block else (
             Shared(WHOLE, WHOLE), ("weight_scale", "weight_scale_inv"),

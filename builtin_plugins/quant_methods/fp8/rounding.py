@@ -69,6 +69,6 @@ class DeepSpeedFp(Fp8Rounded):
         bits = (config or {}).get("bits", 8)
         if bits not in (6, 8):
             raise ModelError(
-                f"quantization_config: {bits!r} bits; DeepSpeed's floats have 6 or 8. Restore the config from where the "
+                f"quantization_config: {bits!r:.80} bits; DeepSpeed's floats have 6 or 8. Restore the config from where the "
                 "model came."
             )

@@ -8,6 +8,7 @@ from builtin_plugins.quant_methods.fp_quant.format import GROUPS, RotatedFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
+from core.quantization.stated import names
 
 ROTATED: Final = 32
 """Neighbouring inputs that are rotated together, where the config does not say."""
@@ -28,10 +29,10 @@ class FpQuant(StoredMethod):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        kind, size = config.get("forward_dtype", "nvfp4"), config.get("hadamard_group_size", ROTATED)
+        kind, size = str(config.get("forward_dtype", "nvfp4")), config.get("hadamard_group_size", ROTATED)
         if kind not in GROUPS or not isinstance(size, int) or size < 1:
             raise ModelError(
-                f"quantization_config: forward_dtype is {kind!r}, hadamard_group_size {size!r}; read are "
+                f"quantization_config: forward_dtype is {kind!r:.80}, hadamard_group_size {size!r:.80}; read are "
                 f"{', '.join(GROUPS)} with rotations of 1 or more inputs. Restore the config from where the model came."
             )
         stated = [name for name in NOT_READ if config.get(name)]
@@ -40,7 +41,7 @@ class FpQuant(StoredMethod):
                 f"quantization_config: {' and '.join(stated)} is set, so weights are not stored in four bits; that is not "
                 "read. Save the model without it."
             )
-        self._plain = tuple(config.get("modules_to_not_convert") or ())
+        self._plain = names(config, "modules_to_not_convert")
         self._format = RotatedFormat(kind, size)
 
     def decide(self, prefix: str) -> StoredFormat | None:

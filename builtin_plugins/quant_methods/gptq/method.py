@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,6 +9,8 @@ from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
+from core.quantization.patterns import Pattern
+from core.quantization.stated import names, sections
 
 LESS: Final = {"gptq": 1, "gptq_v2": 0}
 """By `checkpoint_format`: zero points of the first are stored less one."""
@@ -23,6 +24,12 @@ OF_METHODS: Final = {"marlin": "marlin", "gptq_marlin_24": "marlin_24", "bitblas
 """Formats by `quant_method`, where that says it; other names are of kernels for GPTQ's own."""
 
 
+LEAVES: Final = "-:"
+CHANGES: Final = "+:"
+"""What the patterns of rules begin with."""
+ONLY: Final = "modules_in_block_to_quantize"
+
+
 class Gptq(StoredMethod):
     """GPTQ, as AutoGPTQ and GPTQModel write it."""
 
@@ -32,35 +39,29 @@ class Gptq(StoredMethod):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._config: Mapping[str, Any] = config
-        self._rules: Mapping[str, Any] = config.get("dynamic") or {}
+        self._rules = [_rule(text, changes) for text, changes in sections(config, "dynamic").items()]
         layout = _layout(config)
         if layout in OF_ONE_KERNEL:
             raise ModelError(
-                f"quantization_config: checkpoint_format is {layout!r}: {OF_ONE_KERNEL[layout]}. That is not read; take the "
+                f"quantization_config: checkpoint_format is {layout!r:.80}: {OF_ONE_KERNEL[layout]}. That is not read; take the "
                 "GPTQ checkpoint that this one was made from."
             )
         if layout not in LESS or config.get("pack_dtype", "int32") != "int32":
             raise ModelError(
-                f"quantization_config: checkpoint_format is {layout!r}, packed into {config.get('pack_dtype', 'int32')}; "
+                f"quantization_config: checkpoint_format is {layout!r:.80}, packed into {config.get('pack_dtype', 'int32')}; "
                 f"read are {', '.join(LESS)} in int32. Convert the checkpoint with the tool that wrote it."
             )
         self._less = LESS[layout]
-        self._only = [
-            name
-            for names in config.get("modules_in_block_to_quantize") or ()
-            for name in ([names] if isinstance(names, str) else names)
-        ]
+        self._only = _only(config.get(ONLY) or ())
         self._format(config)
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the layer's format after the first rule that matches its name; a rule may leave it plain."""
         if self._only and not mentions(prefix, self._only):
             return None
-        for pattern, changes in self._rules.items():
-            if pattern.startswith("-:") and re.match(pattern[2:], prefix):
-                return None
-            if re.match(pattern.removeprefix("+:"), prefix):
-                return self._format({**self._config, **changes})
+        for pattern, changes in self._rules:
+            if pattern.begins(prefix):
+                return None if changes is None else self._format({**self._config, **changes})
         return self._format(self._config)
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
@@ -71,13 +72,27 @@ class Gptq(StoredMethod):
         bits, group = facts.get("bits"), facts.get("group_size", 128)
         if bits not in BITS or not isinstance(group, int) or not (group == -1 or group > 0):
             raise ModelError(
-                f"quantization_config: {bits!r} bits in groups of {group!r}; gptq has {', '.join(map(str, BITS))} bits "
+                f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80}; gptq has {', '.join(map(str, BITS))} bits "
                 "and groups of -1 (a row) or more inputs."
             )
         is_ordered = bool(facts.get("desc_act"))
         return GptqFormat(
             bits, group, is_symmetric=facts.get("sym") is True, is_ordered=is_ordered, stored_less=self._less
         )
+
+
+def _rule(text: str, changes: Mapping[str, Any]) -> tuple[Pattern, Mapping[str, Any] | None]:
+    """Return which layers a rule is about, and what it changes; None: they are plain."""
+    if text.startswith(LEAVES):
+        return Pattern(text.removeprefix(LEAVES)), None
+    return Pattern(text.removeprefix(CHANGES)), changes
+
+
+def _only(listed: Any) -> list[str]:
+    """Return the names of a list, or of a list of lists."""
+    kinds = listed if isinstance(listed, (list, tuple)) else [[listed]]
+    flat = [name for own in kinds for name in (own if isinstance(own, (list, tuple)) else [own])]
+    return list(names({ONLY: flat}, ONLY))
 
 
 def _layout(config: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from builtin_plugins.quant_methods.hqq.format import PER_PACKED, HqqFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
+from core.quantization.stated import names, section, sections
 
 WEIGHTS: Final = "weight_quant_params"
 NOT_READ: Final = ("scale_quant_params", "zero_quant_params")
@@ -28,10 +29,11 @@ class Hqq(StoredMethod):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        stated: Mapping[str, Any] = config.get("quant_config") or {}
-        self._plain = tuple(config.get("skip_modules") or ())
+        stated = section(config, "quant_config")
+        self._plain = names(config, "skip_modules")
         self._all = _format(stated) if WEIGHTS in stated else None
-        self._tags = {} if WEIGHTS in stated else {tag: _format(facts) for tag, facts in stated.items() if facts}
+        by_tag = {} if WEIGHTS in stated else sections(config, "quant_config")
+        self._tags = {tag: _format(facts) for tag, facts in by_tag.items() if facts}
         if self._all is None and not self._tags:
             raise ModelError(
                 f"quantization_config: quant_config has no {WEIGHTS}, which says how many bits there are; restore the config "
@@ -51,13 +53,19 @@ class Hqq(StoredMethod):
 
 
 def _format(facts: Mapping[str, Any]) -> HqqFormat:
-    weights: Mapping[str, Any] = facts.get(WEIGHTS) or {}
+    weights = section(facts, WEIGHTS)
     bits, group, axis = weights.get("nbits"), weights.get("group_size"), weights.get("axis", 0)
     sized = group is None or (isinstance(group, int) and group > 0)
-    if bits not in PER_PACKED or not sized or axis not in (0, 1) or not weights.get("channel_wise", True):
+    if (
+        not isinstance(bits, int)
+        or bits not in PER_PACKED
+        or not sized
+        or axis not in (0, 1)
+        or not weights.get("channel_wise", True)
+    ):
         raise ModelError(
-            f"quantization_config: {bits!r} bits in groups of {group!r} along axis {axis!r}, channel_wise "
-            f"{weights.get('channel_wise', True)!r}; hqq has {', '.join(map(str, sorted(PER_PACKED)))} bits and groups along "
+            f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80} along axis {axis!r:.80}, channel_wise "
+            f"{weights.get('channel_wise', True)!r:.80}; hqq has {', '.join(map(str, sorted(PER_PACKED)))} bits and groups along "
             "axis 0 or 1."
         )
     second = [name for name in NOT_READ if facts.get(name)]

@@ -12,13 +12,14 @@ from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
+from core.quantization.stated import names, sections
 
 MIXED: Final = "MIXED_PRECISION"
 ALGORITHMS: Final[Mapping[str, StoredFormat]] = {
     "FP8": FloatsFormat(Shared(WHOLE, WHOLE), optional="input_scale", x_bits=8),
     "FP8_PER_CHANNEL_PER_TOKEN": FloatsFormat(Shared(1, WHOLE), optional="input_scale", x_bits=8),
     "FP8_PB_WO": FloatsFormat(Shared(128, 128), optional="input_scale"),
-    "MXFP8": FloatsFormat(Shared(1, 32), optional="input_scale"),
+    "MXFP8": FloatsFormat(Shared(1, 32), optional="input_scale", in_powers=True),
     "NVFP4": PackedFloatsFormat(Shared(1, 16), weight="weight", whole="weight_scale_2", optional="input_scale"),
 }
 
@@ -31,12 +32,12 @@ class ModelOpt(StoredMethod):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        self._plain = tuple(config.get("exclude_modules") or config.get("ignore") or ())
+        self._plain = names(config, "exclude_modules", "ignore")
         self._kv_dtype = kv_dtype_of(config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme"))
         self._layers: dict[str, StoredFormat] | None = None
         self._format: StoredFormat | None = None
         if config.get("quant_algo") == MIXED:
-            listed: Mapping[str, Any] = config.get("quantized_layers") or {}
+            listed = sections(config, "quantized_layers")
             self._layers = {name: _format(facts.get("quant_algo")) for name, facts in listed.items()}
         else:
             self._format = _format(config.get("quant_algo"))
@@ -57,9 +58,9 @@ class ModelOpt(StoredMethod):
 
 
 def _format(algorithm: Any) -> StoredFormat:
-    if algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise ModelError(
-            f"quantization_config: quant_algo is {algorithm!r}; read are {', '.join(ALGORITHMS)} and {MIXED} of these. "
+            f"quantization_config: quant_algo is {algorithm!r:.80}; read are {', '.join(ALGORITHMS)} and {MIXED} of these. "
             "Export the checkpoint with one of them."
         )
     return ALGORITHMS[algorithm]

@@ -30,9 +30,10 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
 
     if grouping.has_table:
         return lambda floats: FloatOps(
-            library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table, in_shares=True
+            library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table, scales=torch.int16
         )
-    of_codes, of_floats = partial(QuantizedOps, library), partial(FloatOps, library)
+    scales = torch.bfloat16 if grouping.has_powers else torch.float32
+    of_codes, of_floats = partial(QuantizedOps, library), partial(FloatOps, library, scales=scales)
     return maker(grouping.bits, group, of_codes, of_floats, keeps_factors=grouping.has_factors)
 
 

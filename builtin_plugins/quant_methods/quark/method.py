@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -13,6 +12,8 @@ from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod
+from core.quantization.patterns import Pattern
+from core.quantization.stated import names, section, sections
 
 BESIDE: Final = "input_scale input_zero_point output_scale output_zero_point weight_zero_point"
 """Of activations, which are not rounded here; zero points of symmetric weights are all zero."""
@@ -36,20 +37,22 @@ class Quark(StoredMethod):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        export: Mapping[str, Any] = config.get("export") or {}
+        export = section(config, "export")
         if export.get("weight_format", "real_quantized") != "real_quantized":
             raise ModelError(
-                f"quantization_config: export.weight_format is {export['weight_format']!r}; read is real_quantized. Export "
+                f"quantization_config: export.weight_format is {export['weight_format']!r:.80}; read is real_quantized. Export "
                 "the checkpoint so."
             )
-        self._plain = tuple(config.get("exclude") or ())
-        layers: Mapping[str, Any] = config.get("layer_quant_config") or {}
-        self._layers = {pattern: _format(facts) for pattern, facts in layers.items()}
-        self._format = _format(config.get("global_quant_config"))
+        self._plain = names(config, "exclude")
+        self._patterns = [Pattern(name.removeprefix(REGEX)) for name in self._plain if name.startswith(REGEX)]
+        self._layers = {name: _format(facts) for name, facts in sections(config, "layer_quant_config").items()}
+        self._format = _format(section(config, "global_quant_config"))
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the format of the first pattern that fits, or that of all others."""
-        if any(_fits(prefix, name) for name in self._plain):
+        if any(prefix == name or fnmatchcase(prefix, name) for name in self._plain):
+            return None
+        if any(pattern.begins(prefix) for pattern in self._patterns):
             return None
         found = (stored for pattern, stored in self._layers.items() if fnmatchcase(prefix, pattern))
         return next(found, self._format)
@@ -59,18 +62,12 @@ class Quark(StoredMethod):
         return self.decide(prefix)
 
 
-def _fits(prefix: str, name: str) -> bool:
-    if name.startswith(REGEX):
-        return re.match(name.removeprefix(REGEX), prefix) is not None
-    return prefix == name or fnmatchcase(prefix, name)
-
-
-def _format(facts: Any) -> StoredFormat | None:
+def _format(facts: Mapping[str, Any]) -> StoredFormat | None:
     """Return the format of weights; None: they are plain."""
-    weights = (facts or {}).get("weight")
+    weights = section(facts, "weight")
     if not weights:
         return None
-    dtype, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.get("group_size")
+    dtype, scheme, group = str(weights.get("dtype")), str(weights.get("qscheme")), weights.get("group_size")
     shared = {"per_tensor": Shared(WHOLE, WHOLE), "per_channel": Shared(1, WHOLE)}.get(scheme)
     if dtype in EIGHT and shared is not None:
         return FloatsFormat(shared, optional=BESIDE)
@@ -81,7 +78,7 @@ def _format(facts: Any) -> StoredFormat | None:
     if scheme == "per_group" and group == MX_GROUP and dtype in SIX:
         return PackedFloatsFormat(Shared(1, group), bits=6, exponent_bits=SIX[dtype], weight="weight", optional=BESIDE)
     raise ModelError(
-        f"quantization_config: weights of dtype {dtype!r}, {scheme!r}, group_size {group!r}, symmetric "
-        f"{weights.get('symmetric')!r} are not read. Read are {', '.join(EIGHT)} and symmetric int8 per_tensor and per_channel, "
+        f"quantization_config: weights of dtype {dtype!r:.80}, {scheme!r:.80}, group_size {group!r:.80}, symmetric "
+        f"{weights.get('symmetric')!r:.80} are not read. Read are {', '.join(EIGHT)} and symmetric int8 per_tensor and per_channel, "
         f"and fp4, {', '.join(SIX)} per_group of {MX_GROUP}."
     )

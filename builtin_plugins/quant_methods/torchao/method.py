@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,6 +9,8 @@ from builtin_plugins.quant_methods.torchao.schemes import scheme
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod, mentions
+from core.quantization.patterns import Pattern
+from core.quantization.stated import names, section
 
 BY_NAME: Final = {"FqnToConfig": "fqn_to_config", "ModuleFqnToConfig": "module_fqn_to_config"}
 DEFAULT: Final = "_default"
@@ -36,28 +37,32 @@ class TorchAo(StoredMethod):
             )
         default = stated["default"]
         self._stated_plain = config.get("modules_to_not_convert")
-        self._plain = tuple(self._stated_plain or ())
+        self._plain = names(config, "modules_to_not_convert")
         self._has_ends = bool(config.get("include_input_output_embeddings"))
         self._named: dict[str, StoredFormat | None] = {}
         self._others: StoredFormat | None = None
-        if default.get("_type") in BY_NAME:
-            facts: Mapping[str, Any] = default.get("_data") or {}
-            by_name: Mapping[str, Any] = facts.get(BY_NAME[default["_type"]]) or facts.get("module_fqn_to_config") or {}
+        field = BY_NAME.get(str(default.get("_type")))
+        if field is not None:
+            facts = section(default, "_data")
+            by_name = section(facts, field) or section(facts, "module_fqn_to_config")
             self._named = {name: scheme(own) for name, own in by_name.items()}
             self._others = self._named.pop(DEFAULT, None)
         else:
             self._others = scheme(default)
+        self._patterns = [
+            (Pattern(name.removeprefix(REGEX)), own) for name, own in self._named.items() if name.startswith(REGEX)
+        ]
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the format of the layer's own name, of the first pattern that fits, or of all others."""
         if mentions(prefix, self._plain):
             return None
-        names = prefix, f"{prefix}.weight"
-        for name in names:
+        own = prefix, f"{prefix}.weight"
+        for name in own:
             if name in self._named:
                 return self._named[name]
-        for pattern, stored in self._named.items():
-            if pattern.startswith(REGEX) and any(re.fullmatch(pattern.removeprefix(REGEX), name) for name in names):
+        for pattern, stored in self._patterns:
+            if any(pattern.is_all_of(name) for name in own):
                 return stored
         return self._others
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.floats import FloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat
-from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
 from builtin_plugins.quant_methods.torchao.format import (
     CODES,
     SCALES,
@@ -18,6 +18,7 @@ from builtin_plugins.quant_methods.torchao.format import (
 )
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
+from core.quantization.stated import section
 
 BESIDE: Final = "_weight_act_quant_scale _weight_act_quant_zero_point"
 """Of activations, which are not rounded here."""
@@ -41,8 +42,7 @@ def scheme(config: Any) -> StoredFormat | None:
     """Return the format of the weights that a config makes; None: they are plain. Raises `ModelError` for one that is not read."""
     if config is None:
         return None
-    kind = config.get("_type") if isinstance(config, Mapping) else None
-    facts: Mapping[str, Any] = config.get("_data") or {} if isinstance(config, Mapping) else {}
+    kind, facts = _read(config)
     if kind in INT8:
         shared = _shared(_of_weights(facts.get("granularity")) or _older(facts.get("group_size")))
         return SymmetricInts(8, shared, optional=f"{ZEROS} {BESIDE}", **NAMES)
@@ -52,10 +52,10 @@ def scheme(config: Any) -> StoredFormat | None:
     if kind in INTX:
         return _any_bits(facts, INTX[kind])
     if kind in INT4 and _name(facts.get("int4_packing_format", {"_data": "PLAIN"})) == "plain":
-        return NibblesFormat(facts.get("group_size", 128))
+        return NibblesFormat(_size(facts, "group_size", 128))
     if kind in MX:
         four = _name(facts.get("weight_dtype")) == "float4_e2m1fn_x2"
-        return SwizzledFloats(facts.get("block_size", 32), is_packed=four)
+        return SwizzledFloats(_size(facts, "block_size", 32), is_packed=four)
     if kind in NVFP4:
         return SwizzledFloats(16, is_packed=True, is_scaled=bool(facts.get("use_dynamic_per_tensor_scale", True)))
     raise ModelError(
@@ -68,9 +68,9 @@ def _any_bits(facts: Mapping[str, Any], own: str) -> StoredFormat:
     """Return the format of integers of one to eight bits, a byte each."""
     dtype, packing = _name(facts.get(f"{own}dtype", {"_data": "int8"})), _name(facts.get("intx_packing_format"))
     bits = dtype.removeprefix("int")
-    if bits not in "12345678" or packing not in ("", "unpacked_to_int8"):
+    if bits not in tuple("12345678") or packing not in ("", "unpacked_to_int8"):
         raise ModelError(
-            f"quantization_config: weights of {dtype!r} as {packing!r} are not read; read are int1 to int8 as "
+            f"quantization_config: weights of {dtype!r:.80} as {packing!r:.80} are not read; read are int1 to int8 as "
             "unpacked_to_int8. Convert the checkpoint with torchao."
         )
     shared = _shared(facts.get(f"{own}granularity") or {"_type": "PerAxis"})
@@ -79,9 +79,22 @@ def _any_bits(facts: Mapping[str, Any], own: str) -> StoredFormat:
     return SymmetricInts(int(bits), shared, optional=ZEROS, **NAMES)
 
 
+def _read(value: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of one of torchao's types, and its fields; neither of what is none of them."""
+    return (str(value.get("_type")), section(value, "_data")) if isinstance(value, Mapping) else ("", {})
+
+
 def _of_weights(granularity: Any) -> Any:
     """Return the second of two: the first is that of activations."""
     return granularity[-1] if isinstance(granularity, list) and granularity else granularity
+
+
+def _size(facts: Mapping[str, Any], name: str, usual: int) -> int:
+    """Return how many inputs share a scale."""
+    size = facts.get(name, usual)
+    if type(size) is not int or size < 1:
+        raise ModelError(f"quantization_config: {name} is {size!r:.80}; it is a number of inputs that share a scale.")
+    return size
 
 
 def _older(group: Any) -> dict[str, Any]:
@@ -90,8 +103,7 @@ def _older(group: Any) -> dict[str, Any]:
 
 def _shared(granularity: Any) -> Shared:
     """Return which numbers share a scale."""
-    kind = granularity.get("_type") if isinstance(granularity, Mapping) else None
-    facts: Mapping[str, Any] = granularity.get("_data") or {} if isinstance(granularity, Mapping) else {}
+    kind, facts = _read(granularity)
     group, block = facts.get("group_size"), facts.get("block_size")
     if kind == "PerTensor":
         return Shared(WHOLE, WHOLE)
@@ -99,7 +111,7 @@ def _shared(granularity: Any) -> Shared:
         return Shared(1, WHOLE)
     if kind == "PerGroup" and isinstance(group, int) and group > 0:
         return Shared(1, group)
-    if kind == "PerBlock" and isinstance(block, list) and len(block) == 2 and min(block) > 0:
+    if kind == "PerBlock" and is_pair(block):
         return Shared(block[0], block[1])
     raise ModelError(
         f"quantization_config: granularity {granularity!r:.160} says not which weights share a scale; read are PerTensor, "

@@ -17,7 +17,7 @@ constexpr int kPlaces[kQuad] = {0, 2, 1, 3};
 
 struct FloatLayout {
     int64_t rows, width, group, bits;
-    bool in_shares;
+    int64_t scales;
     int64_t scale_bytes, factor_bytes;  // of a column
 
     FloatLayout(int64_t rows, int64_t width, FloatFormat kept)
@@ -25,9 +25,9 @@ struct FloatLayout {
           width(width),
           group(kept.group),
           bits(kept.bits()),
-          in_shares(kept.in_shares),
-          scale_bytes(in_shares ? sizeof(int16_t) : sizeof(float)),
-          factor_bytes(in_shares ? sizeof(float) : 0) {}
+          scales(kept.scales),
+          scale_bytes(scales == kWhole ? sizeof(float) : sizeof(int16_t)),
+          factor_bytes(scales == kShares ? sizeof(float) : 0) {}
 
     int64_t filled() const { return rounded_up(width, kInputsTogether); }
     int64_t groups() const { return (width + group - 1) / group; }
@@ -50,8 +50,9 @@ struct FloatLayout {
     // The scales of sixteen columns of a group, from one on, or the shares that they are.
     Floats load_scales(const uint8_t* group, int64_t column) const {
         const uint8_t* from = group + column * scale_bytes;
-        if (!in_shares) return load(reinterpret_cast<const float*>(from));
-        return __builtin_convertvector((Ints)(load_bits(from) << 16) >> 16, Floats);
+        if (scales == kWhole) return load(reinterpret_cast<const float*>(from));
+        const Words upper = load_bits(from) << 16;
+        return scales == kHalf ? (Floats)upper : __builtin_convertvector((Ints)upper >> 16, Floats);
     }
 };
 

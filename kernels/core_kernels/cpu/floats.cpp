@@ -54,7 +54,7 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, Fl
             const int64_t panel = ids[i] / kPanel, columns = at.columns(panel), column = ids[i] % kPanel;
             const uint8_t* own_panel = static_cast<const uint8_t*>(weight) + at.panel_at(panel);
             const int64_t tile = column / kLanes * kLanes, lane = column % kLanes;
-            const float factor = at.in_shares ? load(reinterpret_cast<const float*>(own_panel) + tile)[lane] : 1;
+            const float factor = at.factor_bytes ? load(reinterpret_cast<const float*>(own_panel) + tile)[lane] : 1;
             for (int64_t g = 0; g < at.groups(); ++g) {
                 const uint8_t* group = own_panel + at.group_at(g, columns);
                 const float scale = at.load_scales(group, tile)[lane] * factor;
@@ -104,7 +104,7 @@ public:
                 open<kKind>(opened_.get(), group + at_.codes_at(columns), columns, at_.inputs(g), next + at_.codes_at(columns), numbers_);
                 add_group(group, columns, g, from, rows);
             }
-            if (at_.in_shares) multiply_totals(reinterpret_cast<const float*>(kept), columns, rows);
+            if (at_.factor_bytes) multiply_totals(reinterpret_cast<const float*>(kept), columns, rows);
             put(panel, from, rows);
         }
     }

@@ -12,12 +12,18 @@ enum FloatKind : int32_t {
     kTabled = 2,  // codes of four bits
 };
 
+enum ScaleKind : int32_t {
+    kWhole = 0,   // float32
+    kShares = 1,  // int16, shares of a float32 that each row has
+    kHalf = 2,    // bfloat16
+};
+
 // How a weight is kept: which floats, how many neighbours of a row, a multiple of eight, share a scale, how scales are kept, and
 // what each code stands for where that is a table's.
 struct FloatFormat {
     int32_t kind;
     int64_t group;
-    int64_t in_shares;  // scales are int16, shares of a float32 that each row has; else float32
+    int64_t scales;  // ScaleKind
     const float* table = nullptr;  // sixteen
 
     int64_t bits() const { return kind == kTabled ? 4 : 8; }

@@ -1,0 +1,175 @@
+"""Patterns by which a checkpoint's config names layers, matched in bounded time: a stranger wrote them. Knows no format.
+
+`re` tries one way after the other in which a pattern may fit. Where there can be many, all are followed at once here, from place
+to place of the name; so time grows with the square of its length at most.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from re import _constants as ops  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any, Final
+
+from core.errors import ModelError
+
+FEW: Final = 3
+"""Choices that `re` may have in a pattern: repeats and alternatives, of which none is inside of a repeat."""
+REPEATS: Final = (ops.MAX_REPEAT, ops.MIN_REPEAT)
+CATEGORIES: Final[dict[Any, Callable[[str], bool]]] = {
+    ops.CATEGORY_DIGIT: str.isdecimal,
+    ops.CATEGORY_SPACE: str.isspace,
+    ops.CATEGORY_WORD: lambda char: char.isalnum() or char == "_",
+}
+OPPOSITES: Final = {
+    ops.CATEGORY_NOT_DIGIT: ops.CATEGORY_DIGIT,
+    ops.CATEGORY_NOT_SPACE: ops.CATEGORY_SPACE,
+    ops.CATEGORY_NOT_WORD: ops.CATEGORY_WORD,
+}
+
+
+class Pattern:
+    """A regular expression of Python's. Raises `ModelError` for a text that is none, or refers to what it matched before."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        try:
+            with warnings.catch_warnings():  # of what a later version of Python may read otherwise
+                warnings.simplefilter("ignore")
+                self._tree: Any = parser.parse(text)
+                choices = list(_choices(self._tree, inside=False))
+                is_quick = len(choices) <= FEW and not any(choices)
+                self._quick = re.compile(text) if is_quick else None
+        except (re.error, RecursionError, OverflowError) as error:
+            raise self._fault(str(error)) from error
+
+    def begins(self, name: str) -> bool:
+        """Say whether it fits the beginning of a name, or all of it."""
+        return bool(self._ends(name, [0])) if self._quick is None else self._quick.match(name) is not None
+
+    def is_in(self, name: str) -> bool:
+        """Say whether it fits anywhere in a name."""
+        if self._quick is None:
+            return bool(self._ends(name, range(len(name) + 1)))
+        return self._quick.search(name) is not None
+
+    def is_all_of(self, name: str) -> bool:
+        """Say whether it fits a whole name."""
+        return len(name) in self._ends(name, [0]) if self._quick is None else self._quick.fullmatch(name) is not None
+
+    def _ends(self, name: str, starts: Iterable[int]) -> set[int]:
+        try:
+            return _Ways(name, ignores_case=bool(self._tree.state.flags & re.IGNORECASE)).after(self._tree, set(starts))
+        except (NotImplementedError, RecursionError) as error:
+            raise self._fault(str(error)) from error
+
+    def _fault(self, reason: str) -> ModelError:
+        return ModelError(
+            f"quantization_config: {self._text!r:.80} is no pattern that is matched here: {reason}. Restore the config from "
+            "where the model came."
+        )
+
+
+class _Ways:
+    """Where in one text the items of a pattern may end, for each place where they may begin."""
+
+    def __init__(self, text: str, *, ignores_case: bool) -> None:
+        self._text, self._ignores_case = text, ignores_case
+        self._known: dict[tuple[Any, int, int], set[int]] = {}
+
+    def after(self, items: Any, places: set[int]) -> set[int]:
+        """Return where they may end, one behind the other."""
+        for op, facts in items:
+            places = {end for start in places for end in self._after(op, facts, start)}
+            if not places:
+                break
+        return places
+
+    def _after(self, op: Any, facts: Any, at: int) -> set[int]:
+        key = op, id(facts), at
+        if key not in self._known:
+            self._known[key] = self._found(op, facts, at)
+        return self._known[key]
+
+    def _found(self, op: Any, facts: Any, at: int) -> set[int]:
+        if op in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
+            return {at + 1} if at < len(self._text) and self._fits(op, facts, self._text[at]) else set()
+        if op is ops.BRANCH:
+            return {end for items in facts[1] for end in self.after(items, {at})}
+        if op is ops.SUBPATTERN and not (facts[1] or facts[2]):
+            return self.after(facts[3], {at})
+        if op in REPEATS:
+            least, most, items = facts
+            return self._repeated(least, most, items, at)
+        if op is ops.AT:
+            return {at} if self._is_at(facts, at) else set()
+        if op in (ops.ASSERT, ops.ASSERT_NOT):
+            direction, items = facts
+            start = at if direction > 0 else at - items.getwidth()[0]
+            ends = self.after(items, {start}) if start >= 0 else set()
+            holds = bool(ends) if direction > 0 else at in ends
+            return {at} if holds is (op is ops.ASSERT) else set()
+        raise NotImplementedError(f"it has {str(op).lower()}")
+
+    def _repeated(self, least: int, most: int, items: Any, at: int) -> set[int]:
+        places = {at}
+        for _ in range(least):
+            before, places = places, self.after(items, places)
+            if places == before:  # and so it stays
+                break
+        found = set(places)
+        for _ in range(most - least):
+            places = self.after(items, places) - found
+            if not places:
+                break
+            found |= places
+        return found
+
+    def _is_at(self, what: Any, at: int) -> bool:
+        if what in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING):
+            return at == 0
+        if what in (ops.AT_END, ops.AT_END_STRING):
+            return at == len(self._text)
+        is_word = CATEGORIES[ops.CATEGORY_WORD]
+        sides = [0 <= place < len(self._text) and is_word(self._text[place]) for place in (at - 1, at)]
+        return (sides[0] != sides[1]) is (what is ops.AT_BOUNDARY)
+
+    def _fits(self, op: Any, facts: Any, char: str) -> bool:
+        if op is ops.ANY:
+            return char != "\n"
+        items = facts if op is ops.IN else [(ops.LITERAL, facts)]
+        negated = op is ops.NOT_LITERAL or (op is ops.IN and items[0][0] is ops.NEGATE)
+        chars = {char, char.lower(), char.upper()} if self._ignores_case else {char}
+        return any(_is_one(item, own) for item in items for own in chars) is not negated
+
+
+def _is_one(item: tuple[Any, Any], char: str) -> bool:
+    """Say whether a character is the one, in the range, or of the category that an item names."""
+    op, facts = item
+    if op is ops.LITERAL:
+        return bool(ord(char) == facts)
+    if op is ops.RANGE:
+        return bool(facts[0] <= ord(char) <= facts[1])
+    if op is ops.CATEGORY:
+        return not CATEGORIES[OPPOSITES[facts]](char) if facts in OPPOSITES else CATEGORIES[facts](char)
+    return False
+
+
+def _choices(items: Any, *, inside: bool) -> Iterable[bool]:
+    """Yield for each repeat and each set of alternatives whether it is inside of a repeat."""
+    for op, facts in items:
+        if op in REPEATS or op is ops.POSSESSIVE_REPEAT:
+            yield inside
+            yield from _choices(facts[2], inside=inside or facts[1] > 1)
+        elif op is ops.BRANCH:
+            yield inside
+            for branch in facts[1]:
+                yield from _choices(branch, inside=inside)
+        elif op in (ops.SUBPATTERN, ops.ASSERT, ops.ASSERT_NOT):
+            yield from _choices(facts[-1], inside=inside)
+        elif op is ops.ATOMIC_GROUP:
+            yield from _choices(facts, inside=inside)
+        elif op in (ops.GROUPREF, ops.GROUPREF_EXISTS):
+            yield True
