@@ -125,6 +125,7 @@ class AttentionBackend(Protocol):
     `kept(max_len)`, which returns the plan in memory of its own with room for sequences so long, and that one
     `take(plan)`, which copies the numbers of another step of as many sequences there. With "full" it has a method
     `kept_for_any(max_len)` as well, whose plan takes those of any step of as many tokens, whatever its sequences are.
+    A plan that was kept is computed several times before it takes a step; for states, the worker's own plans see to that.
     """
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:

@@ -143,6 +143,34 @@ class StatePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EvenPlan(StatePlan):
+    """One token of each sequence, none of which reads what another writes: a step that graphs may hold, so it can be kept as
+    the plans of attention can (`AttentionBackend.graph_support`)."""
+
+    padding: int = 0
+    """The place for states of padding."""
+
+    @classmethod
+    def of(cls, places: torch.Tensor, padding: int) -> EvenPlan:
+        """Return the plan whose sequences read and write these blocks [2 * count]."""
+        count = len(places) // 2
+        return cls((Run(count, 1, slice(0, count), places[:count], places[count:]),), None, padding)
+
+    def kept(self, max_len: int) -> EvenPlan:
+        """Return a plan of as many sequences in memory of its own, which changes no state until it has taken a step: who
+        records one computes it several times, and a state is that of each token once."""
+        del max_len
+        run = self.runs[0]
+        return self.of(torch.cat((run.reads, run.writes)).fill_(self.padding), self.padding)
+
+    def take(self, other: EvenPlan) -> None:
+        """Copy what another step of as many sequences reads and writes."""
+        own, theirs = self.runs[0], other.runs[0]
+        own.reads.copy_(theirs.reads)
+        own.writes.copy_(theirs.writes)
+
+
+@dataclass(frozen=True, slots=True)
 class Guesses:
     """What a step guesses of those of its sequences that sample."""
 
@@ -161,18 +189,19 @@ def plan_states(
     block_size: int,
     to_device: Callable[[Ints], torch.Tensor] = torch.from_numpy,
     guesses: Guesses | None = None,
+    padding: int = 0,
 ) -> StatePlan:
     """Return the plan of a step that computes `counts` tokens of each sequence from `starts` on.
 
     `tables` [num_seqs, most blocks] are their block tables. A sequence that reads another's block stands behind it.
+    `padding` is the block of sequences that are none.
     """
     each = np.arange(len(starts))
     if guesses is None and len(starts) == int(counts.sum()):
         reads = np.where(starts > 0, tables[each, np.maximum(starts - 1, 0) // block_size], 0).astype(np.int64)
         writes = tables[each, starts // block_size].astype(np.int64)
         if not np.isin(reads[reads != writes], writes).any():
-            both = to_device(np.concatenate((reads, writes)))
-            return StatePlan((Run(len(each), 1, slice(0, len(each)), both[: len(each)], both[len(each) :]),))
+            return EvenPlan.of(to_device(np.concatenate((reads, writes))), padding)
     guessed, spare = np.zeros_like(counts), np.zeros_like(counts)
     if guesses is not None:
         guessed[guesses.samples] = guesses.counts

@@ -155,7 +155,12 @@ class KVLayout(msgspec.Struct, frozen=True):
         pool = self.groups[group].pool
         return self.pools[pool].num_blocks + num_spare(self.groups[:group], pool)
 
+    def padding_block(self, group: int) -> int:
+        """Return where what padding computes may go. Block 0 of states is read as the beginning of a sequence: another one."""
+        spec = self.groups[group].spec
+        return self.first_spare(group) + spec.spare if isinstance(spec, RecurrentState) else 0
+
 
 def num_spare(groups: Sequence[GroupLayout], pool: int) -> int:
-    """Return the spare blocks or states of all groups that draw from a pool."""
-    return sum(g.spec.spare for g in groups if g.pool == pool)
+    """Return the spare blocks or states of all groups that draw from a pool, with those for padding."""
+    return sum(g.spec.spare + isinstance(g.spec, RecurrentState) for g in groups if g.pool == pool)

@@ -36,8 +36,9 @@ class Batch:
         sizes: Sequence[int] = (),
     ) -> None:
         """`sizes`: numbers of tokens that steps are padded to."""
-        num_rows = max_num_seqs + 1  # the last one is padding's, and computes on block 0
+        num_rows = max_num_seqs + 1  # the last one is padding's
         self._device, self._layout, self._sizes, self._length = device, layout, tuple(sizes), max_model_len
+        self._has_states = any(isinstance(group.spec, RecurrentState) for group in layout.groups)
         self.token_ids = torch.zeros((num_rows, max_model_len), dtype=torch.int64, device=device)
         """Every row's tokens by position, sampled ones included; stale beyond what is known."""
         self.flat_token_ids = self.token_ids.view(-1)
@@ -61,6 +62,7 @@ class Batch:
         widths = [-(-n // g.block_size) + 1 for n, g in zip(lengths, layout.groups, strict=True)]
         shape = (len(widths), num_rows, max(widths, default=0))
         self._tables = np.zeros(shape, dtype=np.int32)
+        self._tables[:, -1] = [[layout.padding_block(group)] for group in range(len(widths))]
         self.tables = torch.zeros(shape, dtype=torch.int32, device=device)
         """Block tables by group and row."""
         self._table_lens = np.zeros(shape[:2], dtype=np.int64)
@@ -153,7 +155,9 @@ class Batch:
         if self._sizes or num_tokens:
             total = int(counts.sum())
             least = max(total, num_tokens)
-            step.padding = next((size for size in self._sizes if size >= least), least) - total
+            # Beside prompts, states of padding would be a run of their own.
+            sizes = () if self._has_states and total > len(rows) else self._sizes
+            step.padding = next((size for size in sizes if size >= least), least) - total
         if step.padding:
             more = np.full(step.padding, len(self.requests) - 1), np.zeros(step.padding), np.ones(step.padding)
             both = zip((rows, starts, counts), more, strict=True)
@@ -170,8 +174,8 @@ class Batch:
                 table, guesses = self._tables[group][step.row_index], None
                 if step.guesses is not None:
                     guesses = Guesses(step.samples, step.guesses, self._layout.first_spare(group))
-                sequences = step.row_starts, step.row_counts, table
-                step.groups.append(plan_states(*sequences, layout.block_size, self._to_device, guesses))
+                sequences, padding = (step.row_starts, step.row_counts, table), self._layout.padding_block(group)
+                step.groups.append(plan_states(*sequences, layout.block_size, self._to_device, guesses, padding))
             elif isinstance(layout.spec, CrossAttention):
                 owners = [new.row for new in step.beside]
                 rows = np.repeat(np.asarray(owners, dtype=np.int64), self._beside[owners])

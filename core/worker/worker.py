@@ -145,9 +145,7 @@ class Worker:
         self._group_of_layer = [groups[layer] for layer in own]
         places = zip(self._group_of_layer, caches, strict=True)
         self._states = [(at, states) for at, states in places if isinstance(layout.groups[at].spec, RecurrentState)]
-        self._null_blocks = [blocks[0] for blocks in memory.values()]
-        # Padding would change block 0.
-        sizes = self._platform.sizes(config) if hasattr(self._platform, "sizes") and not self._states else ()
+        sizes = self._platform.sizes(config) if hasattr(self._platform, "sizes") else ()
         max_num_seqs, max_model_len = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
         batch = Batch(max_num_seqs, max_model_len, layout, self._device, depth=self.depth, sizes=sizes)
         self._batch = batch
@@ -267,14 +265,12 @@ class Worker:
         return errors
 
     def dummy(self, num_tokens: int) -> None:
-        """Run the model without requests, on so many sequences of one token. Touches no block but the null block."""
+        """Run the model without requests, on so many sequences of one token. Touches no block but padding's."""
         inputs = self._batch.take(StepPlan(-1, [], [], [], [], [], [], []), num_tokens)
 
         def run() -> None:
             self._batch.enter(inputs)
             self._forward(self._forward_batch(inputs))
-            for block in self._null_blocks:  # it is the state before the first token
-                block.zero_()
 
         self._in_order(run)
 

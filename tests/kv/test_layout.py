@@ -103,7 +103,7 @@ def test_states_take_half_of_scarce_memory_at_most_and_leave_attention_its_longe
     taken = [pool.num_blocks * pool.block_bytes for pool in scarce.pools]
     assert sum(taken) <= 2**18
     assert taken[1] <= 2**17
-    least = 17 * (16 * FULL.token_bytes + 4704)
+    least = 17 * (16 * FULL.token_bytes + 4704) + 4704  # and a state of padding
     plan_layout(layers(FULL, STATE), memory_bytes=least, state_block_size=16, **LIMITS)
     with pytest.raises(ConfigError, match="KV blocks"):
         plan_layout(layers(FULL, STATE), memory_bytes=least - 1, state_block_size=16, **LIMITS)
@@ -122,6 +122,8 @@ def test_spare_states_are_paid_for_from_the_same_memory():
     state = next(index for index, group in enumerate(layout.groups) if isinstance(group.spec, RecurrentState))
     pool = layout.groups[state].pool
     assert layout.first_spare(state) == layout.pools[pool].num_blocks
-    taken = sum(p.num_blocks * p.block_bytes for p in layout.pools) + 12 * layout.pools[pool].block_bytes
+    assert layout.padding_block(state) == layout.first_spare(state) + 12
+    assert layout.padding_block(1 - state) == 0, "attention's padding goes to the null block"
+    taken = sum(p.num_blocks * p.block_bytes for p in layout.pools) + 13 * layout.pools[pool].block_bytes
     assert taken <= 2**20
     assert sum(p.num_blocks for p in layout.pools) < sum(p.num_blocks for p in bare.pools)

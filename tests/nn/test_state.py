@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.nn.state import Guesses, Run, plan_states, state_views
+from core.nn.state import EvenPlan, Guesses, Run, plan_states, state_views
 from core.spec.kv import RecurrentState
 
 
@@ -154,3 +154,34 @@ def test_parts_of_a_state_lie_apart_in_every_block() -> None:
         conv[block], state[block] = block + 1, -block - 1
     assert [float(part.float().mean()) for part in conv] == [1.0, 2.0, 3.0, 4.0]
     assert [float(part.mean()) for part in state] == [-1.0, -2.0, -3.0, -4.0]
+
+
+def test_a_plan_that_was_kept_takes_other_steps_and_changes_nothing_before() -> None:
+    padding = 9
+    tables = np.array([[3, 4], [5, 6], [padding, padding]], dtype=np.int32)
+    states = torch.arange(10)
+
+    def step(starts: list[int]) -> EvenPlan:
+        plan = plan_states(np.array(starts), np.ones(3, dtype=np.int64), tables, 4, padding=padding)
+        assert isinstance(plan, EvenPlan)
+        return plan
+
+    kept, fed = step([3, 0, 0]).kept(8), torch.tensor([1, 2, 3])
+    before = states.clone()
+    for _ in range(3):
+        kept.compute(lambda run, x: follow(run, states, x), fed)
+    assert torch.equal(states[:padding], before[:padding])
+    for starts in ([3, 0, 0], [4, 1, 0], [5, 2, 0]):
+        wanted = states.clone()
+        plan = step(starts)
+        out = plan.compute(lambda run, x, own=wanted: follow(run, own, x), fed)
+        kept.take(plan)
+        assert torch.equal(kept.compute(lambda run, x: follow(run, states, x), fed), out)
+        assert torch.equal(states, wanted)
+    assert states[0] == 0, "padding begins a sequence, and what it computes goes elsewhere"
+
+
+def test_a_step_in_which_one_reads_what_another_writes_is_none_that_can_be_kept() -> None:
+    tables = np.array([[1, 2], [1, 3]], dtype=np.int32)
+    assert not hasattr(plan_states(np.array([3, 4]), np.array([1, 1]), tables, 4), "kept")
+    assert not hasattr(plan_states(np.array([3, 4]), np.array([1, 2]), tables[[0, 0]] + [[0, 0], [5, 5]], 4), "kept")

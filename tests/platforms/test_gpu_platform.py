@@ -213,7 +213,7 @@ def tokens_of(folder: Path, prompts: Any, sampling: SamplingParams, **settings: 
         ("MistralForCausalLM", {"num_hidden_layers": 1, "sliding_window": 4}, True),
         ("DeepseekV2ForCausalLM", {"num_hidden_layers": 1}, True),
         ("MixtralForCausalLM", {"num_hidden_layers": 1}, True),
-        ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, False),
+        ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, True),
         ("BartForConditionalGeneration", {"encoder_layers": 1, "decoder_layers": 1}, True),
     ],
     ids=["all tokens", "a window", "latents", "experts", "a state", "an encoder"],
