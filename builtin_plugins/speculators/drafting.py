@@ -51,11 +51,18 @@ class Drafting:
         self._pace = self._make_pace(settings, num_rows + 1)
         self._owners: list[NewRow | None] = [None] * (num_rows + 1)
         self._found: dict[int, Sequence[int]] = {}
-        """What was found behind the last step, by row."""
+        """What was found behind the last step, by row ..."""
+        self._lengths: dict[int, int] = {}
+        """... and how many tokens were known then."""
         self._checked: tuple[list[int], list[int]] = [], []
         """Rows that guess in this step, and how many tokens each."""
         self._sampled: Sampled | None = None
         self._begun_s, self._num_tokens = 0.0, 0
+        self._ended_s = 0.0
+        """When the last step ended; 0: that says nothing of what lay between it and this one."""
+        self._between_s: tuple[deque[float], deque[float]] = deque(maxlen=KEPT), deque(maxlen=KEPT)
+        """What lay between the last few steps without guesses and the next, and between those with guesses and the next: all that
+        is not done on the device. The shortest counts."""
         self._guessing_s = self._looking_s = 0.0
         """What it took in this step to guess, or before it to look for guesses."""
         self._rest = self._last_rest = 0
@@ -97,12 +104,15 @@ class Drafting:
         reads = self._seen is not None and self._speculator is not None
         sleeps = self._resting and payload is None and self._decides and not (self._wanting or reads)
         self._slept += sleeps
+        self._ended_s = 0.0 if sleeps else self._ended_s
         return sleeps
 
     def begin(self, payload: bytes | None) -> None:
         """Write the guesses of rows that may check some."""
         self._begun_s, self._guessing_s, self._sampled, self._num_tokens = time.perf_counter(), 0.0, None, 0
-        self._checked = [], []
+        if self._ended_s:
+            self._between_s[bool(self._checked[0])].append(self._begun_s - self._ended_s)
+        self._checked, self._ended_s = ([], []), 0.0
         if payload is None:
             return
         granted = _decode(payload)
@@ -119,13 +129,12 @@ class Drafting:
         self._checked = rows, [len(draft) for draft in drafts]
 
     def _write(self, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
-        sizes = [len(draft) for draft in drafts]
-        at = np.repeat(np.asarray(rows, dtype=np.int64), sizes)
-        ahead = [place for size in sizes for place in range(1, size + 1)]
-        index = torch.from_numpy(at)
-        positions = self._batch.ends[index] + torch.tensor(ahead, dtype=torch.int64)
-        tokens = torch.tensor([token for draft in drafts for token in draft], dtype=torch.int64)
-        self._batch.token_ids[index, positions] = tokens.to(self._batch.token_ids.device)
+        tokens, width = self._batch.token_ids, self._batch.token_ids.shape[1]
+        firsts = [row * width + self._lengths.get(row, 0) for row in rows]
+        places = [first + ahead for first, draft in zip(firsts, drafts, strict=True) for ahead in range(len(draft))]
+        if places:
+            both = torch.tensor([places, [token for draft in drafts for token in draft]]).to(tokens.device)
+            tokens.view(-1).index_copy_(0, both[0], both[1])
 
     def _drafts(self, speculator: Speculator, rows: Sequence[tuple[int, int, int]]) -> dict[int, Sequence[int]]:
         """Return what the speculator guesses for (row, known tokens, most), made of tokens that there are."""
@@ -134,6 +143,7 @@ class Drafting:
             owner = cast("NewRow", self._batch.requests[row])  # a row that computes has one
             tokens = self._batch.token_ids[row, :length].numpy(force=True)
             asked.append(self._shaped(DraftRow(row, owner, tokens, most)))
+            self._lengths[row] = length
         try:
             drafts = speculator.drafts(asked)
             return {each.row: self._sound(draft, each) for each, draft in zip(asked, drafts, strict=True)}
@@ -176,8 +186,8 @@ class Drafting:
         sampled = self._sampled
         if not self._decides or sampled is None:
             return None
-        ended_s = time.perf_counter()
-        seconds = ended_s - self._begun_s
+        ended_s = self._ended_s = time.perf_counter()
+        seconds = ended_s - self._begun_s + min(self._between_s[bool(self._checked[0])], default=0.0)
         self._pace.passed(seconds)
         self._pace.passed(min(seconds, self._last_s), self._slept)  # it is not known that they took longer
         self._slept, self._last_s, speculator = 0, seconds, self._speculator
@@ -262,7 +272,9 @@ class Drafting:
             begun_s, ends = time.perf_counter(), sampled.ends.tolist()
             asked = [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
             self._found = self._drafts(speculator, asked)
-            self._looks_s.append((time.perf_counter() - begun_s) / len(rows))
+            took_s = time.perf_counter() - begun_s
+            self._looks_s.append(took_s / len(rows))
+            self._ended_s += took_s  # which counts by itself
             self._looking_s = looking_s = min(self._looks_s) * len(rows)
             ready = np.array([len(self._found.get(row, ())) for row in rows])
             if not ready.any():

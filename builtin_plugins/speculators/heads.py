@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from builtin_plugins.speculators.checkpoints import LAYERS, find_checkpoint
 from builtin_plugins.speculators.history import History
 from core.api import ConfigError, DecoderSpec
 from core.nn.decoder import Decoder
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from core.api import DraftRow, EngineConfig, ForwardBatch, LayerKV, ModelSource, SpeculativeConfig
     from core.contracts.scheduling import LoadedParts, WorkerParts
     from core.nn.weights import WeightMap
-
-LAYERS: Final = "LlamaForCausalLM"
-"""What layers of published heads are built like."""
 
 
 class Heads(ABC):
@@ -74,17 +72,11 @@ class Heads(ABC):
 
     def _checkpoint(self) -> tuple[ModelSource, Mapping[str, Any]]:
         """Return the checkpoint that `model` names, and its config.json. Raises `ConfigError`."""
-        name, method = self._settings.model, self._settings.method
-        if not name:
+        if not self._settings.model:
             raise ConfigError(
-                f"--speculative-config: the method {method} needs a `model`, the folder or hub id of its head."
+                f"--speculative-config: the method {self._settings.method} needs a `model`, the folder or hub id of its head."
             )
-        # Heads name architectures of many kinds, or none; what they are, the method says.
-        own = replace(self._config.model, model=name, revision=self._settings.revision or None, quantization=None)
-        own = replace(own, hf_overrides={"architectures": [LAYERS]})
-        found: ModelSource | None = self._registry.find_model(name, replace(self._config, model=own))
-        if found is None:
-            raise ConfigError(f"--speculative-config.model: no plugin finds {name!r}.")
+        found = find_checkpoint(self._config, self._settings, self._registry)
         return found, vars(found.hf_config)
 
     def _stored(self, source: ModelSource) -> Mapping[str, tuple[int, ...]]:

@@ -17,28 +17,21 @@ PLACES: Final = 16
 class Index:
     """Where the tokens of a text stand. A new token is entered once, and a look compares a bounded number of places."""
 
-    __slots__ = ("_before", "_latest", "_least", "tokens")
+    __slots__ = ("_levels", "tokens")
 
-    def __init__(self, least: int) -> None:
-        """`least` tokens must agree for a place to be found."""
-        self._least = least
+    def __init__(self, *least: int) -> None:
+        """`least` tokens must agree for a place to be found; of several numbers, rising, the largest that is found counts.
+
+        One is enough for a text. In many texts the latest places of a few tokens are seldom those that agree longest.
+        """
         self.tokens = array("i")  # slices of arrays are compared at once
-        self._latest: dict[tuple[int, ...], int] = {}
-        """Tokens to the place behind their latest occurrence ..."""
-        self._before: list[int] = []
-        """... and by place, that behind the occurrence before; -1: there is none."""
+        self._levels = [_Level(count) for count in reversed(least)]
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Enter tokens behind those known. What ends with the very last one is entered with the next."""
-        own, latest, before, least = self.tokens, self._latest, self._before, self._least
-        own.extend(tokens)
-        for place in range(len(before), len(own)):
-            if place < least:
-                before.append(-1)
-                continue
-            gram = tuple(own[place - least : place])
-            before.append(latest.get(gram, -1))
-            latest[gram] = place
+        self.tokens.extend(tokens)
+        for level in self._levels:
+            level.enter(self.tokens)
 
     def longest(self, text: array[int], most: int, enough: int) -> tuple[int, list[int]]:
         """Return how many tokens before a place agree with the end of `text`, `most` at most, and the places where as many do.
@@ -46,9 +39,17 @@ class Index:
         Latest first, no more than `enough`; (0, []) where there are none. Slices are compared, so that it costs hardly more
         where much agrees.
         """
-        tokens, end, longest = self.tokens, len(text), self._least
-        tail = text[-longest:]
-        place, found = self._latest.get(tuple(tail), -1), list[int]()
+        for level in self._levels:
+            place = level.latest.get(tuple(text[-level.least :]), -1)
+            if place >= 0 and (level.least <= most or level is self._levels[-1]):
+                longest, found = self._compare(level, place, text, most, enough)
+                if found:
+                    return longest, found[:enough]
+        return 0, []
+
+    def _compare(self, level: _Level, place: int, text: array[int], most: int, enough: int) -> tuple[int, list[int]]:
+        tokens, end, longest, before = self.tokens, len(text), level.least, level.before
+        tail, found = text[-longest:], list[int]()
         for _ in range(PLACES):
             if place < 0 or (longest == most and len(found) == enough):
                 break
@@ -56,8 +57,8 @@ class Index:
                 if longest < most and (agree := self._agree(text, place, longest, most)) > longest:
                     longest, tail, found = agree, text[end - agree :], []
                 found.append(place)
-            place = self._before[place]
-        return (longest, found[:enough]) if found else (0, found)
+            place = before[place]
+        return longest, found
 
     def _agree(self, text: array[int], place: int, least: int, most: int) -> int:
         """Return how many tokens before a place agree with the end of `text`, of which `least` do."""
@@ -71,6 +72,30 @@ class Index:
             else:
                 more //= 2
         return agree
+
+
+class _Level:
+    """Places by the same number of tokens before them."""
+
+    __slots__ = ("before", "latest", "least")
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.latest: dict[tuple[int, ...], int] = {}
+        """Tokens to the place behind their latest occurrence ..."""
+        self.before: list[int] = []
+        """... and by place, that behind the occurrence before; -1: there is none."""
+
+    def enter(self, tokens: array[int]) -> None:
+        """Take in the tokens that are new."""
+        latest, before, least = self.latest, self.before, self.least
+        for place in range(len(before), len(tokens)):
+            if place < least:
+                before.append(-1)
+                continue
+            gram = tuple(tokens[place - least : place])
+            before.append(latest.get(gram, -1))
+            latest[gram] = place
 
 
 class Texts:

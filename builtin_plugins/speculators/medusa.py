@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from builtin_plugins.speculators.heads import Heads
-from builtin_plugins.speculators.trees import Grown, fill, likely_tokens
-from core.api import ConfigError, LayerKV
+from builtin_plugins.speculators.trees import likely_tokens
+from core.api import ConfigError, LayerKV, TokenTree
 from core.nn.embedding import Head
 from core.nn.linear import Linear, Slice
 from core.nn.weights import WeightMap
@@ -21,6 +20,7 @@ from core.nn.weights import WeightMap
 if TYPE_CHECKING:
     from core.api import BuildContext, DecoderSpec, DraftRow
     from core.contracts.scheduling import LoadedParts
+    from core.nn.decoder import Decoder
 
 RENAME: Final = (
     (r"^medusa_heads?\.", ""),
@@ -36,7 +36,7 @@ class Medusa(Heads):
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
         source, _ = self._checkpoint()
         stored = self._stored(source)
-        self._head = MedusaHead(stored, spec, parts.context)
+        self._head = MedusaHead(stored, self._target, parts.context)
         self._fill(self._head.weights, source)
         if self._head.vocab_size > self._target.vocab_size:
             raise ConfigError(
@@ -44,10 +44,10 @@ class Medusa(Heads):
                 f"{self._target.vocab_size}: it is a head of another model."
             )
         tree = self._settings.tree
-        if tree is not None and max(tree.depths) > len(self._head.heads):
+        if tree is not None and max(tree.depths) > self._head.count:
             raise ConfigError(
                 f"--speculative-config.speculative_token_tree is {max(tree.depths)} tokens deep; {source.name!r} has "
-                f"{len(self._head.heads)} heads, one for each."
+                f"{self._head.count} heads, one for each."
             )
         return []
 
@@ -57,32 +57,32 @@ class Medusa(Heads):
         places, hidden = self._last_hidden(rows)
         if hidden is None:
             return drafts
-        asked = [replace(rows[place], most=min(rows[place].most, self._deepest(rows[place]))) for place in places]
-        found = self._head(hidden)
-
-        def begin(count: int) -> list[list[int]]:
-            best: list[list[int]] = likely_tokens(next(found), count).tolist()
-            return best
-
-        def go_on(level: list[Grown], tokens: list[list[int]], count: int) -> list[list[int]]:
-            best = begin(count)
-            return [best[node.row] for node in level]
-
-        for place, draft in zip(places, fill(asked, begin, go_on), strict=True):
-            drafts[place] = draft
+        asked = [rows[place] for place in places]
+        nodes = [(each.tree or TokenTree.chain(each.most)).nodes for each in asked]
+        deepest = min(max(len(node) for own in nodes for node in own), self._head.count)
+        widest = 1 + max(node[-1] for own in nodes for node in own)
+        best = likely_tokens(self._head(hidden, deepest), widest).tolist()
+        for place, own, likely in zip(places, nodes, best, strict=True):
+            drafts[place] = [likely[len(node) - 1][node[-1]] for node in own if len(node) <= deepest]
         return drafts
-
-    def _deepest(self, asked: DraftRow) -> int:
-        return asked.most if asked.tree is not None else len(self._head.heads)
 
 
 class MedusaHead(nn.Module):
-    """Heads of equal shape: products whose activations are added to what they read, then one to the vocabulary."""
+    """Heads of equal shape: products whose activations are added to what they read, then one to the vocabulary.
 
-    def __init__(self, stored: Mapping[str, tuple[int, ...]], spec: DecoderSpec, context: BuildContext) -> None:
+    Of heads that store none, that is the model's. So all of them are two products: one of their first layers, and one to the
+    vocabulary of what they make of a hidden state.
+    """
+
+    def __init__(
+        self,
+        stored: Mapping[str, tuple[int, ...]],
+        target: Decoder,
+        context: BuildContext,
+    ) -> None:
         """`stored`: the checkpoint's shapes by name."""
         super().__init__()
-        hidden = spec.hidden_size
+        hidden = target.spec.hidden_size
         naming = WeightMap(rename=RENAME)
         shapes = {naming.renamed(name): shape for name, shape in stored.items()}
         places = [(int(m[1]), int(m[2])) for name in shapes if (m := re.match(r"(\d+)\.(\d+)\.linear\.weight$", name))]
@@ -90,30 +90,38 @@ class MedusaHead(nn.Module):
             raise ConfigError(
                 "--speculative-config.model holds no heads of Medusa: no tensor is called 0.0.linear.weight."
             )
-        num_heads, num_layers = (1 + max(part) for part in zip(*places, strict=True))
+        self.count, num_layers = (1 + max(part) for part in zip(*places, strict=True))
         rename = (*RENAME, (rf"^(\d+)\.{num_layers}\.(weight|bias)$", r"\1.head.\2"))
         naming = WeightMap(rename=rename)
         shapes = {naming.renamed(name): shape for name, shape in stored.items()}
         self.weights = weights = WeightMap(rename=rename)
-        self.vocab_size = shapes["0.head.weight"][0]
-        if shapes["0.head.weight"][1] != hidden:
+        width = shapes["0.0.linear.weight"][1]
+        if width != hidden:
             raise ConfigError(
-                f"--speculative-config.model reads hidden states of {shapes['0.head.weight'][1]} numbers, those of the model "
+                f"--speculative-config.model reads hidden states of {width} numbers, those of the model "
                 f"have {hidden}: it is a head of another model."
             )
+        self.vocab_size = shapes.get("0.head.weight", (target.vocab_size,))[0]
+        numbers = range(self.count)
 
-        def product(name: str) -> Linear:
-            return Linear(context, weights, name, hidden, [Slice("out", hidden)], bias=f"{name}.bias" in shapes)
+        def product(names: Sequence[str]) -> Linear:
+            biased = [f"{name}.bias" in shapes for name in names]
+            slices = [Slice(name, hidden, name, bias=own) for name, own in zip(names, biased, strict=True)]
+            return Linear(context, weights, names[0], hidden, slices, bias=any(biased))
 
-        self._layers = [[product(f"{head}.{at}.linear") for at in range(num_layers)] for head in range(num_heads)]
-        self.heads = nn.ModuleList(
-            Head(self.vocab_size, hidden, context, weights, f"{head}.head") for head in range(num_heads)
-        )
+        self._first = product([f"{head}.0.linear" for head in numbers])
+        self._further = [[product([f"{head}.{at}.linear"]) for head in numbers] for at in range(1, num_layers)]
+        own = any(name.endswith(".head.weight") for name in shapes)
+        self._heads = [Head(self.vocab_size, hidden, context, weights, f"{at}.head") for at in numbers if own]
+        self._logits = target.logits
 
-    def forward(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the logits of each head [n, vocab]."""
-        for layers, head in zip(self._layers, self.heads, strict=True):
-            x = hidden
-            for layer in layers:
-                x = x + F.silu(layer(x))
-            yield head(x)
+    def forward(self, hidden: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the logits of the first `count` heads [n, count, vocab]."""
+        n, width = hidden.shape
+        x = hidden[:, None] + F.silu(self._first(hidden)).view(n, -1, width)[:, :count]
+        for layers in self._further:
+            made = [layer(part) for layer, part in zip(layers, x.unbind(1), strict=False)]
+            x = x + F.silu(torch.stack(made, dim=1))
+        if self._heads:
+            return torch.stack([head(part) for head, part in zip(self._heads, x.unbind(1), strict=False)], dim=1)
+        return self._logits(x.reshape(-1, width)).view(n, count, -1)

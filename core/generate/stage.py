@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from core.worker.inputs import StepInputs
     from core.worker.staging import Ints
 
+MOST_COMPANIES: Final = 64
+"""Kinds of steps that are remembered."""
 PROMPT_POSITIONS: Final = 128
 """Positions of a prompt whose logits are held at once."""
 
@@ -112,6 +114,8 @@ class SamplingStage:
         self._mode = mode
         self._best, self._truncate, self._draw = ops.best, ops.truncate, ops.draw
         self._company: _Company | None = None
+        self._companies: dict[tuple[Sequence[int] | None, ...], _Company] = {}
+        """Those of late: with guesses, a step is seldom like the one before and often like one of the last few."""
 
     def run(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, str]) -> PendingResult:
         """Sample the rows the plan names, write the tokens to the batch, and gather what was asked for."""
@@ -145,7 +149,7 @@ class SamplingStage:
         """`logits` are [points, vocab] float32."""
         company = self._company
         if company is None or not company.fits(inputs):
-            company = self._company = _Company(self, inputs, self._batch, self._model.vocab_size)
+            company = self._company = self._company_of(inputs)
         rows = SampleRows(
             company.rows,
             company.prompt_lens,
@@ -189,6 +193,15 @@ class SamplingStage:
         if raw is not None:
             scores = self._scores(raw, final[company.asked])
             pending.logprobs = (company.asked, gather(scores, tokens[company.asked], company.num_logprobs))
+
+    def _company_of(self, inputs: StepInputs) -> _Company:
+        kind = tuple(inputs.point_rows), inputs.points and tuple(inputs.points)
+        known = self._companies.get(kind)
+        if known is None or not known.fits(inputs):
+            if len(self._companies) >= MOST_COMPANIES:
+                self._companies.clear()
+            known = self._companies[kind] = _Company(self, inputs, self._batch, self._model.vocab_size)
+        return known
 
     def _choose(
         self, logits: torch.Tensor, rows: SampleRows, company: _Company, pending: PendingResult, scored: bool

@@ -1,0 +1,38 @@
+"""What the demo model says, as tokens, for speculative decoding to guess from: answers to training items, each once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer
+
+from builtin_plugins.speculators.outputs import write_outputs
+from examples.demo_model.chat import Chat
+from examples.demo_model.mix import training_items
+
+SEED: Final = 1000
+"""Items that the shipped weights have not been trained on, of the same side of the split."""
+STEP_ITEMS: Final = 64
+OPENING: Final = 3
+"""Tokens of the prompt before an answer, which say that one begins."""
+
+
+def save_outputs(folder: Path, out: Path, count: int) -> int:
+    """Write the answers to `count` items as the tokenizer in `folder` cuts them; return how many tokens they have.
+
+    They are the items' own: those of the model are the same, but for two in a hundred.
+    """
+    chat = Chat(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    answers: dict[tuple[int, ...], None] = {}
+    for step in range(-(-count // STEP_ITEMS)):
+        for item in training_items(SEED, step, STEP_ITEMS):
+            tokens, said = chat.encode(item)
+            begin = len(said) - said[::-1].index(False)
+            answers[tuple(tokens[begin - OPENING :])] = None
+    write_outputs(out, answers)
+    vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    stated = {"model_type": "suffix", "vocab_size": vocab_size}
+    (out / "config.json").write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
+    return sum(map(len, answers))
