@@ -129,8 +129,15 @@ def test_what_is_left_out_has_a_value() -> None:
     assert read({"priority": 7, "duration_s": 1, "first_tokens": 9}) == Retention(7, 1.0, 9)
 
 
-def test_a_cache_that_heeds_nothing_says_so() -> None:
-    with open_llm(kv_eviction_policy="lru") as llm, pytest.raises(InvalidRequest, match="--kv-eviction-policy lru"):
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kv_eviction_policy": "lru"}, "--kv-eviction-policy lru"),
+        ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+    ],
+)
+def test_a_cache_that_heeds_nothing_says_so(options: dict[str, Any], named: str) -> None:
+    with open_llm(**options) as llm, pytest.raises(InvalidRequest, match=named):
         ask(llm, DEAR, {"priority": 90})
 
 
