@@ -23,17 +23,15 @@ class Admission:
     keywords = (FIELD,)
     fields = (FIELD,)
 
-    def __init__(self, policy: str, *, heeds: bool) -> None:
-        """`heeds`: whether the policy does anything with it."""
-        self._policy, self._heeds = policy, heeds
+    def __init__(self, ignored_with: str = "") -> None:
+        """`ignored_with`: the flag with which nobody heeds it; empty: it is heeded."""
+        self._ignored_with = ignored_with
 
     async def prepare(self, draft: Draft) -> Draft:
         """Check it. Raises `InvalidRequest` naming what is wrong."""
         said = read(draft.given[FIELD])
-        if not self._heeds:
-            raise InvalidRequest(
-                FIELD, f"is heeded by no cache with --kv-eviction-policy {self._policy}; leave it out."
-            )
+        if self._ignored_with:
+            raise InvalidRequest(FIELD, f"is heeded by nobody with {self._ignored_with}; leave it out.")
         return replace(draft, features={**draft.features, NAME: msgspec.msgpack.encode(said)})
 
 

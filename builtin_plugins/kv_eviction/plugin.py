@@ -43,8 +43,9 @@ def engine_kv_eviction() -> list[Entry]:
 def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
     from builtin_plugins.kv_eviction.admission import Admission  # lazy: start-up stays quick
 
-    policy = config.options.get("kv_eviction_policy") or DEFAULT
-    return [Admission(policy, heeds=policy != "lru" and config.cache.enable_prefix_caching is not False)]
+    if config.cache.enable_prefix_caching is False:
+        return [Admission("--no-enable-prefix-caching")]
+    return [Admission("--kv-eviction-policy lru" if config.options.get("kv_eviction_policy") == "lru" else "")]
 
 
 @hookimpl

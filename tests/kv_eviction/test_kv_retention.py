@@ -129,8 +129,15 @@ def test_what_is_left_out_has_a_value() -> None:
     assert read({"priority": 7, "duration_s": 1, "first_tokens": 9}) == Retention(7, 1.0, 9)
 
 
-def test_a_cache_that_heeds_nothing_says_so() -> None:
-    with open_llm(kv_eviction_policy="lru") as llm, pytest.raises(InvalidRequest, match="--kv-eviction-policy lru"):
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kv_eviction_policy": "lru"}, "--kv-eviction-policy lru"),
+        ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+    ],
+)
+def test_a_cache_that_heeds_nothing_says_so(options: dict[str, Any], named: str) -> None:
+    with open_llm(**options) as llm, pytest.raises(InvalidRequest, match=named):
         ask(llm, DEAR, {"priority": 90})
 
 
@@ -185,13 +192,13 @@ def test_clients_say_it_over_http(said: dict[str, Any], status: int, param: str 
 
 
 def test_a_replay_evicts_the_same(tmp_path: Path) -> None:
-    """Time is that of requests, so a journal has it: this one's last is of much later, and finds what else was forgotten."""
+    """Time is that of requests, so a journal has it, and is as much later as it was when it is replayed."""
     journal = str(tmp_path / "run.journal")
     without = ["no:structured_outputs", "no:fair_clients", "no:metrics_prometheus"]
     with open_llm(journal=journal, plugins=["core.testing.fake_model", *without]) as llm:
-        ask(llm, DEAR, {"priority": 90, "duration_s": 0.01})
+        ask(llm, DEAR, {"priority": 90, "duration_s": 0.001})
         ask(llm, stranger(0), {"priority": 80})
-        crowd(llm, {"priority": 20}, first=1)
+        crowd(llm, first=1)
         found = [ask(llm, prompt)[1] for prompt in (DEAR, stranger(0))]
         config = llm.config
     assert found == [0, LENGTH - BLOCK]
