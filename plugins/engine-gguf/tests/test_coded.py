@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from engine_gguf.coded import Mxfp4
+from engine_gguf.coded import FORMATS, Mxfp4
 from engine_gguf.experts import by_expert
 from engine_gguf.source import find
 from gguf.quants import dequantize
@@ -29,21 +29,24 @@ def part(rows: int, columns: int, **more: Any) -> Part:
     return Part(**{**facts, **more})
 
 
-def blocks(rows: int, columns: int) -> torch.Tensor:
+def blocks(rows: int, columns: int, kind: str = "MXFP4") -> torch.Tensor:
     random = np.random.default_rng(0)
-    found = random.integers(0, 256, (rows, columns // 32, 17), dtype=np.uint8)
+    found = random.integers(0, 256, (rows, columns // 32, FORMATS[kind].num_bytes), dtype=np.uint8)
     found[..., 0] = random.integers(100, 150, found.shape[:-1])
+    if kind == "IQ4_NL":
+        found[..., :2] = random.normal(size=(*found.shape[:-1], 1)).astype("<f2").view(np.uint8)
     return torch.from_numpy(found)
 
 
-def test_blocks_stand_for_what_the_library_says() -> None:
-    stored = blocks(40, 128)
-    wanted = dequantize(stored.flatten(1).numpy(), gguf.GGMLQuantizationType.MXFP4)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_blocks_stand_for_what_the_library_says(kind: str) -> None:
+    stored = blocks(40, 128, kind)
+    wanted = dequantize(stored.flatten(1).numpy(), gguf.GGMLQuantizationType[kind])
     found = torch.zeros(40, 128)
-    for rows, layout in Mxfp4().unpacked({"weight": stored}, part(40, 128)):
+    for rows, layout in FORMATS[kind].unpacked({"weight": stored}, part(40, 128)):
         found[rows] = layout.plain()
     assert torch.equal(found, torch.from_numpy(wanted))
-    own = Mxfp4().unpack({"weight": stored}, part(40, 128, columns_in=slice(32, 96)))
+    own = FORMATS[kind].unpack({"weight": stored}, part(40, 128, columns_in=slice(32, 96)))
     assert torch.equal(own.plain(), found[:, 32:96])
 
 
@@ -61,7 +64,7 @@ def test_rows_of_all_experts_are_gates_before_ups_for_each_rank() -> None:
     assert (first.expert, second.expert, first.transposed, first.num_experts) == (0, 1, False, 0)
 
 
-@pytest.mark.parametrize("kinds", ["MXFP4", "Q8_0"])
+@pytest.mark.parametrize("kinds", ["MXFP4", "IQ4_NL", "Q8_0"])
 def test_experts_of_gpt_oss_stay_as_they_are_stored(kinds: str, made: Made) -> None:
     file, plain = made("GptOssForCausalLM", {"_exps": kinds, "": "Q8_0"}, **GPT_OSS)
     config: Any = config_from_kwargs({"model": str(file)})
@@ -73,11 +76,12 @@ def test_experts_of_gpt_oss_stay_as_they_are_stored(kinds: str, made: Made) -> N
 
 
 @pytest.mark.slow
-def test_dense_layers_and_the_head_stay_in_four_bits(made: Made) -> None:
-    file, plain = made("LlamaForCausalLM", "MXFP4")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_dense_layers_and_the_head_stay_in_few_bits(kind: str, made: Made) -> None:
+    file, plain = made("LlamaForCausalLM", kind)
     config: Any = config_from_kwargs({"model": str(file)})
     facts = find(str(file), config).hf_config.quantization_config
-    assert set(facts["blocks"].values()) == {"MXFP4"}
+    assert set(facts["blocks"].values()) == {kind}
     assert_alike(scores(file), scores(plain))
 
 

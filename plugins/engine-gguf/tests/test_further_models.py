@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conversions import Conversion
+from engine_gguf.files import read_headers
+from engine_gguf.loader import GgufLoader
+from engine_gguf.settings import Settings
 from engine_gguf.source import find
 from test_models import assert_alike, scores
 
 from core import LLM
+from core.api import ModelError
 from core.config.build import config_from_kwargs
 from core.testing.checkpoints import make_checkpoint
 
@@ -162,3 +168,39 @@ def test_further_encoders_pool_as_their_files_say(
     architecture: str, overrides: dict[str, Any], pooling: int, tmp_path: Path
 ) -> None:
     test_an_encoder_pools_as_its_file_says(architecture, overrides, pooling, tmp_path)
+
+
+HOSTILE: list[Any] = [
+    0,
+    -1,
+    1,
+    2**31,
+    2**60,
+    "wide",
+    float("nan"),
+    True,
+    None,
+    np.zeros(0, np.int32),
+    np.full(2, -5, np.int32),
+]
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5MoeForCausalLM", "NemotronHForCausalLM", "Gemma4ForCausalLM"])
+def test_settings_that_cannot_be_are_refused_or_read(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _, _ = made(architecture, tmp_path, **dict([*QUICK, *SLOW])[architecture])
+    config: Any = config_from_kwargs({"model": str(file), "skip_tokenizer_init": True})
+    own, name = Settings.own, Settings(read_headers(file)[0]).architecture
+    stated = [key.removeprefix(f"{name}.") for key in read_headers(file)[0].settings if key.startswith(f"{name}.")]
+    refused = 0
+    for key in stated:
+        for value in HOSTILE:
+            monkeypatch.setattr(
+                Settings, "own", lambda self, asked, k=key, v=value: v if asked == k else own(self, asked)
+            )
+            with suppress(ModelError):
+                list(GgufLoader(find(str(file), config), config).headers())
+                continue
+            refused += 1
+    assert refused > len(stated)
