@@ -44,6 +44,7 @@ NAMES = {
     "Lfm2MoeForCausalLM": "lfm2moe",
     "Llama4ForCausalLM": "llama4",
     "Mamba2ForCausalLM": "mamba2",
+    "MiniCPM3ForCausalLM": "minicpm3",
     "MambaForCausalLM": "mamba",
     "MptForCausalLM": "mpt",
     "NemotronForCausalLM": "nemotron",
@@ -79,11 +80,11 @@ def rounded(folder: Path) -> None:
 class Conversion:
     """Of one checkpoint folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, arch: str | None = None) -> None:
         self.folder = folder
         self.config = json.loads((folder / "config.json").read_text())
         self.name = self.config["architectures"][0]
-        self.arch = NAMES[self.name]
+        self.arch = arch or NAMES[self.name]
         enum = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == self.arch)
         layers = self.count("num_hidden_layers", "n_layer", "n_layers")
         self._map = gguf.get_tensor_name_map(enum, layers)
@@ -391,6 +392,7 @@ RULES: Mapping[str, Callable[[Conversion, str, Array], Array]] = {
     "GraniteMoeSharedForCausalLM": _paired,
     "JambaForCausalLM": _space,
     "Lfm2ForCausalLM": _conv,
+    "LlamaForCausalLM": _paired,
     "Lfm2MoeForCausalLM": _conv,
     "Mamba2ForCausalLM": _space,
     "MambaForCausalLM": _space,
@@ -550,6 +552,12 @@ SETTINGS: Mapping[str, Callable[[Conversion], dict[str, Any]]] = {
     },
     "Mamba2ForCausalLM": _spaces,
     "MambaForCausalLM": _channels,
+    "MiniCPM3ForCausalLM": lambda own: {
+        "attention.key_length": own.config["qk_nope_head_dim"] + own.config["qk_rope_head_dim"],
+        "attention.q_lora_rank": own.config["q_lora_rank"],
+        "attention.kv_lora_rank": own.config["kv_lora_rank"],
+        "rope.dimension_count": own.config["qk_rope_head_dim"],
+    },
     "MptForCausalLM": lambda own: {
         "attention.clamp_kqv": own.config["attn_config"]["clip_qkv"],
         "attention.max_alibi_bias": float(own.config["attn_config"]["alibi_bias_max"]),

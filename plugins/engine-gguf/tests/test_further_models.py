@@ -75,6 +75,18 @@ SLOW: list[tuple[str, dict[str, Any]]] = [
     ("Llama4ForCausalLM", LLAMA4),
     ("Mamba2ForCausalLM", {**NO_LIMIT, "intermediate_size": 128}),
     ("MambaForCausalLM", {"intermediate_size": 128}),
+    (
+        "MiniCPM3ForCausalLM",
+        {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "v_head_dim": 16,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
     ("MptForCausalLM", {"attn_config": {"clip_qkv": 1.0}, "d_model": 64, "n_heads": 4}),
     ("NemotronForCausalLM", {"head_dim": 16}),
     ("NemotronHForCausalLM", {}),
@@ -109,6 +121,24 @@ def test_further_files_give_what_their_checkpoints_give(
     architecture: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     check(architecture, tmp_path, overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "architecture", "overrides"),
+    [
+        ("mistral3", "LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("qwen2vl", "Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": None, "layer_types": None}),
+        ("qwen3vl", "Qwen3ForCausalLM", {}),
+        ("qwen3vlmoe", "Qwen3MoeForCausalLM", {"mlp_only_layers": []}),
+    ],
+)
+def test_models_that_see_are_served_for_text(
+    arch: str, architecture: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(architecture, tmp_path / "checkpoint", seed=1, **overrides)
+    file = Conversion(folder, arch).convert(tmp_path / "model.gguf", **{"rope.dimension_sections": [4, 2, 2, 0]})
+    assert_alike(scores(file), scores(folder))
 
 
 @pytest.mark.slow
