@@ -10,6 +10,7 @@ from typing import Final
 from core.api import ModelError, did_you_mean
 from engine_gguf.families import ARCHITECTURES
 from engine_gguf.given import Fields, Given
+from engine_gguf.header import shown
 from engine_gguf.settings import Settings
 
 LAYERED: Final = frozenset(
@@ -57,6 +58,7 @@ def _common(given: Given) -> Fields:
             f"its settings say {layers} layers of width {hidden}, and it has {len(given.tensors)} tensors and an embedding of "
             f"width {embedding.shape[1]}. Take another file."
         )
+    _check_experts(given)
     head = settings.count("attention.key_length", max(1, hidden // heads))
     turned = settings.count("rope.dimension_count", head)
     rope: Fields = {"rope_type": "default", "rope_theta": settings.number("rope.freq_base", 10_000.0)}
@@ -81,6 +83,16 @@ def _common(given: Given) -> Fields:
     }
 
 
+def _check_experts(given: Given) -> None:
+    """Raise `ModelError` where the settings say another number of experts than there are: each takes memory before it is read."""
+    stated = given.settings.count("expert_count", 0, least=0)
+    for name, tensor in given.tensors.items():
+        if name.endswith("_exps.weight") and tensor.shape[0] != stated:
+            raise ModelError(
+                f"its settings say {stated} experts, and {shown(name)} has {tensor.shape[0]}. Take another file."
+            )
+
+
 def _size(settings: Settings, name: str, default: int, layered: bool) -> int:
     return settings.largest(name, default) if layered else settings.count(name, default)
 
@@ -102,8 +114,8 @@ def _scaling(given: Given) -> Fields:
             "original_max_position_embeddings": original,
             **given.numbers(attention_factor="rope.scaling.attn_factor"),
         }
-    kind = settings.own("rope.scaling.type")
-    if kind in (None, "none"):
+    kind = settings.text(f"{settings.architecture}.rope.scaling.type", "none")
+    if kind == "none":
         return {}
     scaling = {"rope_type": kind, "factor": settings.number("rope.scaling.factor", 1.0)}
     if kind == "yarn":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from core.api import ModelError
 from engine_gguf import encoders, gpts, mixtures, recurrent
 from engine_gguf.given import Fields, Given
 
@@ -24,6 +25,14 @@ def _llama(given: Given, fields: Fields) -> Fields:
         return {**mixtures.mixtral(given), "sliding_window": window or None}
     if window and not fields["attention_bias"]:
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    return {}
+
+
+def _mistral3(given: Given, fields: Fields) -> Fields:
+    """Return the facts of Mistral Small 3, which are Llama's."""
+    del fields
+    if given.settings.own("attention.temperature_scale"):
+        raise ModelError("its queries grow with their position (attention.temperature_scale), which is not served.")
     return {}
 
 
@@ -186,6 +195,11 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, str, Callable[[Given, Fields], Fiel
     "nomic-bert": ("NomicBertModel", "nomic_bert", encoders.nomic_bert),
     "modern-bert": ("ModernBertModel", "modernbert", encoders.modern_bert),
     "eurobert": ("EuroBertModel", "eurobert", encoders.eurobert),
+    "mistral3": ("LlamaForCausalLM", "llama", _mistral3),
+    "qwen2vl": ("Qwen2ForCausalLM", "qwen2", _qwen2),
+    "qwen3vl": ("Qwen3ForCausalLM", "qwen3", _plain),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", "qwen3_moe", mixtures.qwen3_moe),
+    "minicpm3": ("MiniCPM3ForCausalLM", "minicpm3", mixtures.minicpm3),
     "nemotron": ("NemotronForCausalLM", "nemotron", gpts.nemotron),
 }
 """llama.cpp's name, and the architecture, its model type, and the fields that it has beside those of all."""

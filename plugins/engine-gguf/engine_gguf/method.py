@@ -19,7 +19,7 @@ from core.api import EngineConfig, ExpertsMethod, ModelError, Part
 from core.nn.linear import PlainLinear
 from core.quantization.layers import StoredLinear
 from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
-from engine_gguf.coded import Coded, CodedExperts
+from engine_gguf.coded import FORMATS, Coded, CodedExperts
 from engine_gguf.experts import GgufExperts
 from engine_gguf.in_torch import TorchOps
 from engine_gguf.kinds import CODED, KEPT
@@ -50,11 +50,8 @@ class Gguf:
         bits = config.options.get("gguf_activations")
         make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind, bits)
         self._ops: dict[str, Ops] = {kind: make(kind) for kind in sorted(used & KEPT)}
-        self._coded = Coded(
-            facts,
-            frozenset(name for name, kind in self._kinds.items() if kind in CODED),
-            frozenset(name for name, own in self._of_experts.items() if CODED.issuperset(own.values())),
-        )
+        coded = {name: next(iter(own.values())) for name, own in self._of_experts.items()}
+        self._coded = Coded(facts, self._kinds, {name: kind for name, kind in coded.items() if kind in CODED})
 
     def linear(self, prefix: str) -> Any:
         """Return a fresh method."""
@@ -74,7 +71,7 @@ class Gguf:
         if own is None:
             return None
         if CODED.issuperset(own.values()):
-            return CodedExperts(self._coded.unaided)
+            return CodedExperts(FORMATS[own["up"]], self._coded.unaided)
         return GgufExperts({part: self._ops[kind] for part, kind in own.items()})
 
     def _kept(self, prefix: str) -> BlockLinear | StoredLinear | None:

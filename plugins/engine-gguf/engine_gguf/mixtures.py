@@ -159,6 +159,24 @@ def deepseek2(given: Given, fields: Fields) -> Fields:
     }
 
 
+def minicpm3(given: Given, fields: Fields) -> Fields:
+    """Return MiniCPM 3's facts; its scales are the same in every model, and in no file."""
+    settings = given.settings
+    turned, rope = settings.count("rope.dimension_count"), fields["rope_parameters"]
+    return {
+        "q_lora_rank": settings.count("attention.q_lora_rank"),
+        "kv_lora_rank": settings.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": settings.count("attention.key_length") - turned,
+        "head_dim": turned,
+        "attention_bias": given.has("blk.0.attn_kv_a_mqa.bias"),
+        "rope_parameters": {key: value for key, value in rope.items() if key != "partial_rotary_factor"},
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
+
+
 def gpt_oss(given: Given, fields: Fields) -> Fields:
     """Return gpt-oss's facts."""
     settings, rope = given.settings, dict(fields["rope_parameters"])

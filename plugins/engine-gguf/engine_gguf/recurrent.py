@@ -74,8 +74,7 @@ def granite_hybrid(given: Given, fields: Fields) -> Fields:
         turned = {"attention_bias": any(given.has(f"blk.{layer}.attn_q.bias") for layer in attending)}
         named = {"architectures": ["BambaForCausalLM"], "model_type": "bamba"}
         return {**spaces, **turned, **named, "attn_layer_indices": attending}
-    finetuned = given.settings.own("rope.scaling.finetuned")
-    turns = not spaces if finetuned is None else bool(finetuned)
+    turns = given.settings.flag(f"{given.settings.architecture}.rope.scaling.finetuned", not spaces)
     experts = mixtures.granite_moe(given, fields)
     shared = experts.get("shared_intermediate_size") or fields["intermediate_size"]
     biased = next((layer for layer, kind in enumerate(kinds) if kind == "full_attention"), 0)

@@ -147,12 +147,15 @@ _BLOOM_OUTSIDE: Final = {
 }
 _MAMBA_OUTSIDE: Final = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}
 
-_BERT_OUTSIDE: Final = {
-    "token_embd": "embeddings.word_embeddings",
-    "position_embd": "embeddings.position_embeddings",
-    "token_types": "embeddings.token_type_embeddings",
-    "token_embd_norm": "embeddings.LayerNorm",
-}
+
+def _bert_outside(prefix: str, norm: str) -> dict[str, str]:
+    return {
+        "token_embd": f"{prefix}.embeddings.word_embeddings",
+        "position_embd": f"{prefix}.embeddings.position_embeddings",
+        "token_types": f"{prefix}.embeddings.token_type_embeddings",
+        "token_embd_norm": f"{prefix}.{norm}",
+    }
+
 
 SPELLINGS: Final[Mapping[str, Spelling]] = {
     "BertModel": Spelling(
@@ -166,8 +169,8 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "ffn_down": "output.dense",
             "layer_output_norm": "output.LayerNorm",
         },
-        _BERT_OUTSIDE,
-        "encoder.layer.{}.",
+        _bert_outside("bert", "embeddings.LayerNorm"),
+        "bert.encoder.layer.{}.",
     ),
     "EuroBertModel": Spelling(),
     "ModernBertModel": Spelling(
@@ -180,11 +183,10 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "ffn_down": "mlp.Wo",
         },
         {
-            "token_embd": "embeddings.tok_embeddings",
-            "token_embd_norm": "embeddings.norm",
-            "output_norm": "final_norm",
+            "token_embd": "model.embeddings.tok_embeddings",
+            "token_embd_norm": "model.embeddings.norm",
+            "output_norm": "model.final_norm",
         },
-        "layers.{}.",
     ),
     "NomicBertModel": Spelling(
         {
@@ -196,8 +198,8 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "ffn_down": "mlp.fc2",
             "layer_output_norm": "norm2",
         },
-        {**_BERT_OUTSIDE, "token_embd_norm": "emb_ln"},
-        "encoder.layers.{}.",
+        _bert_outside("nomic_bert", "emb_ln"),
+        "nomic_bert.encoder.layers.{}.",
     ),
     "AfmoeForCausalLM": Spelling(
         {

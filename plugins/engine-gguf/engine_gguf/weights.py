@@ -21,9 +21,18 @@ EXPERTS: Final = (*GATE_UP, "ffn_down_exps")
 _FUSED: Final = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_shexp", "ffn_up_shexp"), EXPERTS)
 """Parts that layers compute in one."""
 _MADE_PLAIN: Final = frozenset(
-    ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_k_b", "attn_v_b", "ssm_conv1d", "shortconv.conv")
+    (
+        "attn_k_b",
+        "attn_v_b",
+        "ffn_gate_inp",
+        "ffn_gate_inp_shexp",
+        "position_embd",
+        "shortconv.conv",
+        "ssm_conv1d",
+        "token_types",
+    )
 )
-"""Routers, convolutions, and what is put together of several tensors."""
+"""Routers, convolutions, learned positions, and what is put together of several tensors."""
 _PAIRS: Final = (GATE_UP, ("ffn_gate_shexp", "ffn_up_shexp"), ("ffn_gate", "ffn_up"), ("attn_k_b", "attn_v_b"))
 _PAIRS_OF_DELTA: Final = ("attn_qkv", "attn_gate")
 """Two that may be one in a checkpoint."""
