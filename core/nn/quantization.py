@@ -35,13 +35,20 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     chosen = by_name[name]
     made = registry.load(chosen)
     facts = getattr(source.hf_config, "quantization_config", None)
-    with registry.blame(chosen):
-        method: QuantMethod = construct(made, facts, config)
-    if stated and meant != name and stated not in getattr(method, "reads", ()):
-        raise ModelError(
-            f"--quantization {asked} does not read this checkpoint, whose weights are stored as {stated!r} by its own "
-            "account. Leave --quantization out, or take a checkpoint that is not quantized."
-        )
+    is_another = bool(stated) and meant != name
+    contradiction = ModelError(
+        f"--quantization {asked} does not read this checkpoint, whose weights are stored as {stated!r:.80} by its own "
+        "account. Leave --quantization out, or take a checkpoint that is not quantized."
+    )
+    try:
+        with registry.blame(chosen):
+            method: QuantMethod = construct(made, facts, config)
+    except ModelError as error:  # of facts that are another method's it says nothing of use
+        if is_another and stated not in getattr(made, "reads", ()):
+            raise contradiction from error
+        raise
+    if is_another and stated not in getattr(method, "reads", ()):
+        raise contradiction
     return method
 
 

@@ -80,6 +80,15 @@ def groups_of(part: Part, group: int) -> int:
     return part.in_features // size
 
 
+def groups_of_columns(order: torch.Tensor, part: Part, groups: int) -> torch.Tensor:
+    """Return int64 [columns]: the group of each of the rank's. Raises `ModelError` where there is no such group."""
+    own = part.columns(order, 0).long()
+    wrong = own[(own < 0) | (own >= groups)]
+    if len(wrong):
+        raise ModelError(f"has columns of group {int(wrong[0])}; there are groups 0 to {groups - 1}.")
+    return own
+
+
 def outputs_of(words: torch.Tensor, bits: int, part: Part) -> torch.Tensor:
     """Return uint8 [..., rows]: the rank's outputs of int32 words along the last axis, of which only those are unpacked."""
     words_each, each = bits // math.gcd(bits, WORD), WORD // math.gcd(bits, WORD)

@@ -31,10 +31,13 @@ OPPOSITES: Final = {
 
 
 class Pattern:
-    """A regular expression of Python's. Raises `ModelError` for a text that is none, or refers to what it matched before."""
+    """A regular expression of Python's. Raises `ModelError` for a text that is none, or refers to what it matched before.
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    `place`: where it was given, for that error.
+    """
+
+    def __init__(self, text: str, place: str = "quantization_config") -> None:
+        self._text, self._place = text, place
         try:
             with warnings.catch_warnings():  # of what a later version of Python may read otherwise
                 warnings.simplefilter("ignore")
@@ -66,10 +69,7 @@ class Pattern:
             raise self._fault(str(error)) from error
 
     def _fault(self, reason: str) -> ModelError:
-        return ModelError(
-            f"quantization_config: {self._text!r:.80} is no pattern that is matched here: {reason}. Restore the config from "
-            "where the model came."
-        )
+        return ModelError(f"{self._place}: {self._text!r:.80} is no pattern that is matched here: {reason}.")
 
 
 class _Ways:

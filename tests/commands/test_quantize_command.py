@@ -128,10 +128,17 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
         assert not (tmp_path / "out").exists()
         return capsys.readouterr().err
 
+    (tmp_path / "file").write_text("in the way")
     assert "--scheme 'int5' is not known" in refused("--scheme", "int5")
     assert "96 inputs, which do not divide into groups of 64; --group-size may be 8, 16, 32" in refused(
         "--group-size", "64"
     )
+    assert "--group-size 0 is no number of inputs" in refused("--group-size", "0")
+    assert "--group-size -5 is no number of inputs" in refused("--group-size", "-5")
+    assert "--ignore: '(' is no pattern" in refused("--ignore", "re:(")
+    assert "--ignore 're:(.*)*!' is no module" in refused("--ignore", "re:(.*)*!")
+    assert "--scheme '' is not known. Known:" in refused("--scheme", "")
+    assert "cannot be written" in refused(out=tmp_path / "file" / "out")
     assert "--group-size is for integers" in refused("--scheme", "fp8", "--group-size", "32")
     assert "--ignore 'q_prj' is no module" in refused("--ignore", "q_prj")
     assert "is there already, and not an empty folder" in refused(out=plain)

@@ -19,13 +19,20 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this 
 FLOATS = [kind for kind in KINDS if kind.is_floating_point]
 
 
-def ops_of(kind: torch.dtype, group: int, *, in_shares: bool = False) -> FloatOps:
-    return FloatOps(LIBRARY, kind, group, TABLE if kind == torch.uint8 else None, in_shares=in_shares)
+def ops_of(kind: torch.dtype, group: int, scales: torch.dtype = torch.float32) -> FloatOps:
+    return FloatOps(LIBRARY, kind, group, TABLE if kind == torch.uint8 else None, scales=scales)
 
 
-def stored(rows: int, width: int, group: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return floats of all sizes, subnormal ones too, or codes, their scales, and the weight that they are in float32."""
+def stored(
+    rows: int, width: int, group: int, kind: torch.dtype, *, in_powers: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return floats of all sizes, subnormal ones too, or codes, their scales, and the weight that they are in float32.
+
+    `in_powers`: scales are powers of two.
+    """
     scales = torch.rand(rows, -(-width // group)) + 0.1
+    if in_powers:
+        scales = torch.exp2((torch.rand(scales.shape) * 12 - 10).round())
     if kind == torch.uint8:
         values = torch.randint(0, 16, (rows, width)).to(kind)
         plain = TABLE[values.int()]
@@ -46,10 +53,13 @@ def stored(rows: int, width: int, group: int, kind: torch.dtype) -> tuple[torch.
     ],
     ids=str,
 )
-def test_products_are_those_of_the_floats_alone_and_in_company(isa: str, kind: torch.dtype, group: int) -> None:
-    ops = ops_of(kind, group)
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16], ids=str)
+def test_products_are_those_of_the_floats_alone_and_in_company(
+    isa: str, kept: torch.dtype, kind: torch.dtype, group: int
+) -> None:
+    ops = ops_of(kind, group, kept)
     for rows, width in SIZES:
-        values, scales, plain = stored(rows, width, group, kind)
+        values, scales, plain = stored(rows, width, group, kind, in_powers=kept == torch.bfloat16)
         weight = ops.empty(rows, width, torch.float32)
         for first, last in ((rows // 3, rows), (0, rows // 3)):
             ops.place(weight, rows, first, values[first:last], scales[first:last])
@@ -65,7 +75,7 @@ def test_products_are_those_of_the_floats_alone_and_in_company(isa: str, kind: t
 
 @pytest.mark.parametrize(("kind", "group"), [(torch.uint8, 64), (torch.float8_e4m3fn, 8)], ids=str)
 def test_scales_of_two_bytes_are_shares_of_their_rows_largest(isa: str, kind: torch.dtype, group: int) -> None:
-    ops = ops_of(kind, group, in_shares=True)
+    ops = ops_of(kind, group, torch.int16)
     for rows, width in SIZES:
         values, scales, _ = stored(rows, width, group, kind)
         scales *= torch.where(torch.rand(scales.shape) < 0.1, -1, 1) * torch.exp2(-(torch.arange(rows) % 9.0))[:, None]

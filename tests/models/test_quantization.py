@@ -81,6 +81,16 @@ def test_another_method_than_the_checkpoint_s_is_refused(folder: Path, registry:
         method_for(folder, registry, {"quant_method": "awq", "bits": 4}, quantization=asked)
 
 
+@pytest.mark.parametrize("asked", ["awq", "gptq_marlin", "quark", "hqq", "int4", "experts_int8", "fp8"])
+def test_a_method_that_finds_nothing_of_its_own_in_the_config_is_refused_alike(
+    folder: Path, registry: Registry, asked: str
+) -> None:
+    stated = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}
+    message = f"--quantization {asked} does not read this checkpoint.* stored as 'compressed-tensors'"
+    with pytest.raises(ModelError, match=message):
+        method_for(folder, registry, stated, quantization=asked)
+
+
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from core.api import ConfigError, EngineConfig, ModelError, ModelSource, did_you
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     import torch
 
@@ -54,7 +54,7 @@ class Quantize:
         parser.add_argument("out", metavar="OUT", help="folder to write; it must be empty or not be there")
         names = "int8, int4, int4-asym, int3, int2, w8a8, fp8, fp8-block, nvfp4, mxfp4"
         parser.add_argument("--scheme", default=DEFAULT, metavar="NAME", help=f"{names}; default: {DEFAULT}")
-        text = "inputs that share a scale, of integers; default: the largest of 128, 64, 32, 16 that divides all"
+        text = "inputs that share a scale, of integers (-1: all of a row); default: the largest of 128, 64, 32, 16 that divides all"
         parser.add_argument("--group-size", type=int, metavar="N", help=text)
         text = f"module to leave plain, by its name, the end of it, or re:PATTERN; may be repeated; {HEAD} always is"
         parser.add_argument("--ignore", action="append", default=[], metavar="MODULE", help=text)
@@ -70,7 +70,7 @@ class Quantize:
         if name not in SCHEMES:
             known = (*SCHEMES, *OTHER_NAMES)
             raise ConfigError(
-                f"--scheme {args.scheme!r} is not known{did_you_mean(name, known)} Known: {', '.join(known)}."
+                f"--scheme {args.scheme!r} is not known{did_you_mean(name, known) or '.'} Known: {', '.join(known)}."
             )
         scheme, out = SCHEMES[name], Path(args.out).expanduser()
         if args.scales and scheme.kind != "ints":
@@ -81,7 +81,10 @@ class Quantize:
         loader = _loader(config, source, registry)
         plan, pieces = _plan(scheme, args, config, source, registry, loader)
         importance = _importance(args, config, registry)
-        _write(out, source, loader, plan, pieces, importance)
+        try:
+            _write(out, source, loader, plan, pieces, importance)
+        except OSError as error:
+            raise ConfigError(f"{out} cannot be written: {error}.") from error
         size, before = (
             show_bytes(number) for number in (sum(piece.num_bytes for piece in pieces), loader.total_bytes())
         )
@@ -125,8 +128,9 @@ def _plan(
 
     headers = list(loader.headers())
     found: Found = linear_weights(config, source, registry, headers)
-    _check_ignored(args.ignore, found)
-    left = [name for name in found.linear_weights if _is_ignored(name.removesuffix(".weight"), args.ignore)]
+    ignored = [_ignored(text) for text in args.ignore]
+    _check_ignored(args.ignore, ignored, found)
+    left = [name for name in found.linear_weights if any(fits(name.removesuffix(".weight")) for fits in ignored)]
     weights = {name: prefix for name, prefix in found.linear_weights.items() if name not in left}
     if not weights:
         raise ModelError("there is no linear layer to quantize: all are ignored, or experts' weights are one tensor.")
@@ -138,21 +142,22 @@ def _plan(
     return plan, pieces
 
 
-def _check_ignored(asked: Sequence[str], found: Found) -> None:
+def _check_ignored(asked: Sequence[str], ignored: Sequence[Callable[[str], bool]], found: Found) -> None:
     """Refuse names that no module has: one that is misspelt would be quantized."""
     known = [name.removesuffix(".weight") for name in found.linear_weights] + [*found.others, HEAD]
-    for name in asked:
-        if not any(_is_ignored(module, [name]) for module in known):
-            raise ConfigError(f"--ignore {name!r} is no module of the model{did_you_mean(name, known)}")
+    for name, fits in zip(asked, ignored, strict=True):
+        if not any(fits(module) for module in known):
+            raise ConfigError(f"--ignore {name!r} is no module of the model{did_you_mean(name, known) or '.'}")
 
 
-def _is_ignored(module: str, asked: Iterable[str]) -> bool:
-    return any(
-        re.match(name.removeprefix(REGEX), module) is not None
-        if name.startswith(REGEX)
-        else module == name or module.endswith(f".{name}") or module.startswith(f"{name}.")
-        for name in asked
-    )
+def _ignored(text: str) -> Callable[[str], bool]:
+    """Return what says whether a module is left out by a name, or by a pattern."""
+    from core.quantization.method import mentions  # lazy: torch is slow to import
+    from core.quantization.patterns import Pattern
+
+    if text.startswith(REGEX):
+        return Pattern(text.removeprefix(REGEX), "--ignore").begins
+    return lambda module: mentions(module, [text])
 
 
 def _importance(args: Any, config: EngineConfig, registry: Any) -> dict[str, torch.Tensor]:

@@ -204,6 +204,8 @@ def group_for(scheme: Scheme, asked: int | None, inputs: Mapping[str, int]) -> i
     """Return the group of a scheme. Raises `ConfigError` where it does not divide the inputs of a weight (`inputs`, by name)."""
     if asked is not None and scheme.group != 0:
         raise ConfigError("--group-size is for integers of int8 and fewer bits; this scheme has groups of its own.")
+    if asked is not None and asked < 1 and asked != -1:
+        raise ConfigError(f"--group-size {asked} is no number of inputs; give 1 or more, or -1 for all of a row.")
     group = asked or scheme.group or next((size for size in CHOICES if not _odd_ones(size, inputs)), -1)
     odd = _odd_ones(group, inputs)
     if odd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -70,7 +71,7 @@ class FloatsFormat(StoredFormat):
         """Return the rank's scales in float32."""
         if own.dtype in EXPONENTS:
             return powers_of_two(own)
-        if self.grouping.has_powers:
+        if self.grouping is not None and self.grouping.has_powers:
             raise ModelError(f"has a {self._scale} of {_name(own)}; they are exponents of a byte.")
         return own.float()
 
@@ -100,7 +101,9 @@ class PackedFloatsFormat(FloatsFormat):
         super().__init__(shared, weight=weight, scale=scale, optional=optional)
         self._bits, self._exponent_bits, self._whole, self._divides = bits, exponent_bits, whole, divides
         self.suffixes = (*self.suffixes, *([whole] if whole else []))
-        self.grouping = Grouping(bits, shared.columns or -1, is_float=True, has_factors=bool(whole), has_powers=bits == 6)
+        self.grouping = Grouping(
+            bits, shared.columns or -1, is_float=True, has_factors=bool(whole), has_powers=bits == 6
+        )
         self.stored_bits = bits + 8 / (shared.columns or 32)
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
@@ -130,9 +133,12 @@ class PackedFloatsFormat(FloatsFormat):
 
 
 def one_number(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the scale of a whole tensor, float32 of no dimension. Raises `ModelError` for several."""
+    """Return the scale of a whole tensor, float32 of no dimension. Raises `ModelError` for several, or for none that can be one."""
     if tensor.numel() != 1:
         raise ModelError(f"has a {name} of shape {list(tensor.shape)}; it is one number.")
+    found = float(tensor)
+    if not math.isfinite(found) or found == 0:
+        raise ModelError(f"has a {name} of {found}, which scales nothing. Download the file again.")
     return tensor.float().reshape(())
 
 

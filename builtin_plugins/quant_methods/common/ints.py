@@ -8,7 +8,7 @@ import torch
 
 from builtin_plugins.quant_methods.common.scales import Shared
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, outputs_of
+from core.quantization.formats import StoredFormat, groups_of_columns, outputs_of
 from core.quantization.layouts import GroupedInts, Grouping
 from core.quantization.packing import WORD, centred, unpack_words
 
@@ -60,9 +60,8 @@ class IntsFormat(StoredFormat):
         if not self._order:
             scales = self.scales(self._shared.of_rank(tensors[self._scale], part))
             return GroupedInts(codes, scales, None if zeros is None else self._shared.columns_of(zeros, part))
-        scales, order = part.rows(tensors[self._scale]), part.columns(tensors[self._order], 0).long()
-        if len(order) and not 0 <= int(order.min()) <= int(order.max()) < scales.shape[1]:
-            raise ModelError(f"has columns of group {int(order.max())}; there are {scales.shape[1]} groups.")
+        scales = part.rows(tensors[self._scale])
+        order = groups_of_columns(tensors[self._order], part, scales.shape[1])
         return GroupedInts(codes, scales, zeros, order)
 
     def codes(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, cut_groups, groups_of, outputs_of
+from core.quantization.formats import StoredFormat, cut_groups, groups_of, groups_of_columns, outputs_of
 from core.quantization.layouts import GroupedInts, Grouping
 from core.quantization.packing import WORD, centred, unpack_words
 
@@ -67,7 +67,5 @@ class GptqFormat(StoredFormat):
         if not self.grouping.is_ordered:
             scales, zeros = (cut_groups(tensor, part, self._group) for tensor in (scales, zeros))
             return GroupedInts(codes, scales, zeros if self.grouping.has_zeros else None)
-        order = part.columns(tensors["g_idx"], 0).long()
-        if len(order) and not 0 <= int(order.min()) <= int(order.max()) < scales.shape[1]:
-            raise ModelError(f"has columns of group {int(order.max())}; there are {scales.shape[1]} groups.")
+        order = groups_of_columns(tensors["g_idx"], part, scales.shape[1])
         return GroupedInts(codes, scales, zeros if self.grouping.has_zeros else None, order)

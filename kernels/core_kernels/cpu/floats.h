@@ -12,7 +12,7 @@ enum FloatKind : int32_t {
     kTabled = 2,  // codes of four bits
 };
 
-enum ScaleKind : int32_t {
+enum FloatScales : int32_t {
     kWhole = 0,   // float32
     kShares = 1,  // int16, shares of a float32 that each row has
     kHalf = 2,    // bfloat16
@@ -23,7 +23,7 @@ enum ScaleKind : int32_t {
 struct FloatFormat {
     int32_t kind;
     int64_t group;
-    int64_t scales;  // ScaleKind
+    int64_t scales;  // FloatScales
     const float* table = nullptr;  // sixteen
 
     int64_t bits() const { return kind == kTabled ? 4 : 8; }
