@@ -19,7 +19,7 @@ NOTES: Final[Mapping[str, str]] = {
     "allowed_origins": "browsers of other sites may call only when they are named",
     "api_key": "`ENGINE_API_KEY` too; on every path but probes, there only below `/v1`",
     "async_scheduling": "left open: on where the platform computes beside the host, off on CPUs",
-    "attention_backend": "names of plugins: `engine plugins explain attention_backends`",
+    "attention_backend": "names of plugins: `engine plugins explain attention_backends`; [names there](../gpu.md#recorded-steps) of what is here",
     "block_size": "there the platform chooses",
     "disable_log_requests": "deprecated there, too; what it says is the default",
     "disable_fastapi_docs": "accepted; there are no such pages",

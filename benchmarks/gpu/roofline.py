@@ -1,6 +1,6 @@
 """How near the engine comes to what a GPU can do, in one table of shares beside the targets, in under eight minutes.
 
-Run: python -m benchmarks.gpu.roofline [--only W1,W4] [--seconds 380]
+Run: python benchmarks/gpu/roofline.py [--only W1,W4] [--seconds 380]
 
 First what the device gives is measured, then kernels (W4, W6, attention of W5), a small model (W1, W3; the same engine without
 overlap; transformers' continuous batching), and models of 8 billion parameters (W3, W5, W2a), all with random weights. The share of a
@@ -16,9 +16,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+
+if not __package__:  # started as a file, beside which it would look for its modules
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu import ceilings, kernel_work, model_work
 from benchmarks.gpu.clock import Clock, DeviceClock, NoClock, Row

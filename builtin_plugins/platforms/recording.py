@@ -83,7 +83,7 @@ class Recording:
     most: int | None
     """Tokens; None: the platform's own limit."""
     stated: str
-    """The first graphs that were asked for in particular, empty: none were."""
+    """The first option that asks for graphs in particular, as it was given; empty: none does."""
     is_eager: bool
     """Every step is to be a plain call, on platforms without graphs too: `--enforce-eager`, or `-O0`."""
 
@@ -103,12 +103,13 @@ class Recording:
         if config.model.enforce_eager or sizes == [] or most == 0:
             decodes = mixed = False
         stated = {"cudagraph_mode": mode not in (None, *OFF), "cudagraph_capture_sizes": sizes}
+        stated["max_cudagraph_capture_size"] = most
         return cls(
             decodes,
             mixed,
             None if sizes is None else _sizes(sizes),
             None if most is None else _whole("max_cudagraph_capture_size", most, 0),
-            next((name for name, said in {**stated, "max_cudagraph_capture_size": most}.items() if said), ""),
+            next((_flag(name, keys) for name, said in stated.items() if said), ""),
             config.model.enforce_eager or usual == "NONE",
         )
 
@@ -129,6 +130,10 @@ def _check_key(key: str, value: Any) -> None:
         )
 
 
+def _flag(name: str, keys: Mapping[str, Any]) -> str:
+    return f"{FLAG}.{name}" if keys.get(name) is not None else f"--{name.replace('_', '-')}"
+
+
 def _mode(value: Any) -> str:
     name = "NONE" if not isinstance(value, bool) and value in OFF else str(value).upper()
     if name not in MODES:
@@ -144,7 +149,7 @@ def _mode(value: Any) -> str:
 def _one_of(name: str, keys: Mapping[str, Any], config: EngineConfig) -> Any:
     flag = config.options.get(name)
     if flag is not None and keys.get(name) is not None:
-        raise ConfigError(f"--{name.replace('_', '-')} and {FLAG}.{name} are both given; keep one of them.")
+        raise ConfigError(f"{_flag(name, {})} and {FLAG}.{name} are both given; keep one of them.")
     return keys.get(name) if flag is None else flag
 
 

@@ -105,8 +105,8 @@ def _pick_platform(config: EngineConfig, registry: Registry) -> Platform:
         if platform.is_available():
             return platform
     raise ConfigError(
-        f"no platform fits: asked for {wanted!r}, registered: {', '.join(names) or 'none'}. "
-        "Load a platform plugin (the builtin one is `platform_cpu`) or choose another --device."
+        f"no platform fits: asked for {wanted!r}, and none such finds a device here; registered: {', '.join(names) or 'none'}. "
+        "`engine doctor` says what there is and what torch was built for. Choose another --device, or load its platform plugin."
     )
 
 

@@ -23,7 +23,7 @@ def test_toy_shapes_are_computed_and_nothing_is_timed() -> None:
 
 @pytest.mark.slow
 def test_every_workload_of_the_table_is_computed() -> None:
-    heading, _, *rows = last_lines("-m", "benchmarks.gpu.roofline")
+    heading, _, *rows = last_lines("benchmarks/gpu/roofline.py")
     assert heading == "| work | ms | limit, ms | share | target | beside |"
     assert all("| computed |" in row for row in rows)
     assert {row.split()[1] for row in rows} == {"W1", "W2a", "W3", "W4", "W5", "W6"}

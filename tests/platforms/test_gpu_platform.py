@@ -43,6 +43,33 @@ def test_asking_initialises_nothing_and_imports_no_triton() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+WITHOUT_SERVING = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        absent = {"fastapi", "starlette", "uvicorn", "pydantic", "zmq", "xgrammar", "llguidance", "prometheus_client"}
+        if name.split(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from core import LLM, SamplingParams
+beside, folder, *plugins = sys.argv[1:]
+sys.path.insert(0, beside)
+sizes = {"max_num_seqs": 2, "max_model_len": 64, "num_gpu_blocks_override": 8}
+with LLM(folder, dtype="float32", device="fake", plugins=plugins, log_level="error", **sizes) as llm:
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    print(len(llm.generate("hello", sampling, use_tqdm=False)[0].outputs[0].token_ids))
+"""
+
+
+def test_a_models_path_on_a_gpu_needs_no_package_that_serves(tmp_path: Path) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", num_hidden_layers=1)
+    command = [sys.executable, "-c", WITHOUT_SERVING, str(Path(__file__).parent), str(folder), *PLUGINS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["4"], done.stderr
+
+
 @pytest.mark.parametrize("made", [gpu.CudaPlatform, gpu.RocmPlatform, gpu.XpuPlatform])
 def test_a_kind_is_there_only_where_torch_is_built_for_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(device_count=lambda: 1)

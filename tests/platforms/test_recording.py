@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,14 @@ def test_a_cpu_has_levels_and_no_graphs() -> None:
         platform = CpuPlatform()
         platform.start(config_of(**options))
         assert platform._eager == eager
-    for options in ({"cudagraph_capture_sizes": [8]}, {"compilation_config": {"cudagraph_mode": "FULL"}}):
-        with pytest.raises(ConfigError, match=r"is about graphs of GPUs.*-O0 or --enforce-eager"):
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"cudagraph_capture_sizes": [8]}, "--cudagraph-capture-sizes"),
+        ({"max_cudagraph_capture_size": 8}, "--max-cudagraph-capture-size"),
+        ({"compilation_config": {"cudagraph_mode": "FULL"}}, "--compilation-config.cudagraph_mode"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [8]}}, "--compilation-config.cudagraph_capture_sizes"),
+    )
+    for options, flag in refused:
+        with pytest.raises(ConfigError, match=rf"^{re.escape(flag)} is about graphs of GPUs.*-O0 or --enforce-eager"):
             CpuPlatform().start(config_of(**options))
 
 

@@ -21,8 +21,11 @@ class Paced(Beside):
     def launch(self, function: Callable[[], Any]) -> Any:
         """Let the function run behind those before it, and be done when the device would be."""
 
+        launched_s = time.perf_counter()
+
         def paced() -> Any:
-            self._free_s = max(self._free_s, time.perf_counter()) + self._device_s
+            # A device goes on at once with what was launched meanwhile, however late a thread wakes up for it.
+            self._free_s = max(self._free_s, launched_s) + self._device_s
             result = function()
             time.sleep(max(0.0, self._free_s - time.perf_counter()))
             return result

@@ -1,5 +1,9 @@
 """Attention that reads keys and values where they lie: the default on CPUs."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from builtin_plugins.attention_backends.common.names import called
 from core.api import Entry, hookimpl
 
 
@@ -15,3 +19,9 @@ def engine_attention_backends() -> list[Entry]:
             when={"device": "cpu", "distance_bias": [False]},
         )
     ]
+
+
+@hookimpl
+def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Take the name that vLLM has for such a backend."""
+    return called(decisions, "CPU_ATTN", "paged")

@@ -63,8 +63,8 @@ class CpuPlatform:
         recording = Recording.of(config)
         if recording.stated:
             raise ConfigError(
-                f"--{recording.stated.replace('_', '-')} is about graphs of GPUs. On CPUs steps are recorded otherwise, and "
-                "-O0 or --enforce-eager records none; leave it out."
+                f"{recording.stated} is about graphs of GPUs. On CPUs steps are recorded otherwise, and -O0 or --enforce-eager "
+                "records none; leave it out."
             )
         # What ranks say to each other is no call of the library.
         self._eager = recording.is_eager or num_ranks(config) > 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from core.api import Entry, hookimpl
 
 
@@ -24,3 +27,9 @@ def engine_attention_backends() -> list[Entry]:
             requires=("flash-attn>=2.6",),
         )
     ]
+
+
+@hookimpl
+def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Take its name in capitals, as vLLM has it."""
+    return {"attention_backend": "flash_attn"} if decisions.get("attention_backend") == "FLASH_ATTN" else None

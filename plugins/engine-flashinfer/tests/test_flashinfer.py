@@ -131,3 +131,8 @@ def test_without_the_library_it_is_refused_by_its_name() -> None:
     (entry,) = plugin.engine_attention_backends()
     bare = replace(entry, when={})
     assert "flashinfer-python" in (why_not(bare, {}) or "")
+
+
+def test_its_name_may_be_in_capitals() -> None:
+    assert plugin.engine_resolve({"attention_backend": "FLASHINFER"}) == {"attention_backend": "flashinfer"}
+    assert plugin.engine_resolve({"attention_backend": "flashinfer"}) is None
