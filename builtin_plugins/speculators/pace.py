@@ -27,6 +27,8 @@ FADING: Final = 1 / 2048
 """Share of what is known of all that is forgotten with each step, so that guesses are tried again some time."""
 MARGIN: Final = 1.03
 """So much faster guesses must promise to be."""
+SHARED: Final = 16
+"""Of a step of fewer tokens most is what any step takes; so many times as cheap a token more may be where there is one."""
 TRIALS: Final = 4
 """Steps of a size before what they took is believed: the first of them prepare for the others."""
 KEPT: Final = 8
@@ -82,18 +84,17 @@ class Costs:
         if not len(sizes) or sizes[0] > num_tokens[0]:
             return None
         beyond = np.maximum(num_tokens - sizes[-1], 0.0)
-        likely: Floats = np.interp(num_tokens, sizes, seconds) + self._more_s * beyond
+        likely: Floats = np.interp(num_tokens, sizes, seconds) + self._more_s(num_tokens) * beyond
         return likely
 
     def at_least(self, num_tokens: Ints, first_s: float) -> Floats:
         """Return the seconds that they take at the best, if the first takes `first_s`."""
-        likely: Floats = first_s + self._more_s * (num_tokens - num_tokens[0])
+        likely: Floats = first_s + self._more_s(num_tokens) * (num_tokens - num_tokens[0])
         return likely
 
-    @property
-    def _more_s(self) -> float:
-        """What a token more takes, of which nothing is known: half of the cheapest one, so that a size is tried rather than not."""
-        return 0.5 * self.token_s
+    def _more_s(self, num_tokens: Ints) -> float:
+        """Return what a token more takes, of which nothing is known: half of the cheapest one or less, so that a size is tried."""
+        return min(0.5, float(num_tokens[0]) / SHARED) * self.token_s
 
 
 class Pace:
