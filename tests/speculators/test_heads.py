@@ -259,7 +259,7 @@ def test_heads_of_medusa_may_share_that_of_the_model(
     """They have two layers each, the second without a bias."""
     _, _, tensors = heads["medusa"]
     own = {name: tensor for name, tensor in tensors.items() if ".0.linear" in name}
-    own |= {f"{i}.1.linear.weight": tensors[f"{(i + 1) % 3}.0.linear.weight"] for i in range(3)}
+    own |= {f"{i}.1.linear.weight": tensors[f"{i}.0.linear.weight"].flip(0) for i in range(3)}
     head = write_head(tmp_path / "head", {"model_type": "medusa"}, own)
     config = {"method": "medusa", "model": str(head), "num_speculative_tokens": 3}
     for tokens, draft, _ in guesses_of(monkeypatch, Medusa, llama[0], config):

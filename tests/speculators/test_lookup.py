@@ -147,7 +147,7 @@ def test_where_much_was_said_what_agrees_longest_is_found(tmp_path: Path) -> Non
 
 def test_a_text_itself_counts_for_more_than_others(tmp_path: Path) -> None:
     write_outputs(tmp_path, [[20, 21, 22, 30]])
-    suffix = given(make(Suffix), tmp_path)
+    suffix = given(make(Suffix, suffix_decoding_max_cached_requests=0), tmp_path)
     assert suffix.drafts(ask([21, 22, 40, 41, 20, 21, 22], owner(), most=1)) == [[40]]
     assert suffix.drafts(ask([50, 20, 21, 22], owner(), most=1)) == [[30]]
 
