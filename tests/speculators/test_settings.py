@@ -94,6 +94,7 @@ def test_a_tree_states_its_nodes_in_any_order(given: Any, options: Any) -> None:
         ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}, "eagle3", 3),
         ({"model_type": "eagle", "architectures": ["EagleLlamaModel"]}, "eagle", 3),
         ({"medusa_num_heads": 4}, "medusa", 5),
+        ({"model_type": "suffix"}, "suffix", 24),
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator", 5),
         (
             {"speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 4}]}},
