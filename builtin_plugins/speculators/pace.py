@@ -174,6 +174,7 @@ class Pace:
             return np.zeros(len(rows), dtype=np.int64)
         seconds[1:] += looking_s
         tokens = len(rows) + np.concatenate(([0.0], np.cumsum(chances.ravel()[order])))
+        tokens[_odd(sizes)] = 0.0
         speed, num_known = tokens / seconds, int(np.searchsorted(sizes, self.costs.largest, side="right"))
         best = known = _best(speed[:num_known])
         if not known or _best(speed) != known:
@@ -206,6 +207,17 @@ def _best(speed: Floats) -> int:
     """Return the number of guesses with the highest speed; 0 where none is clearly faster than no guess."""
     best = int(np.argmax(speed)) if len(speed) else 0
     return best if best and speed[best] >= MARGIN * speed[0] else 0
+
+
+def _odd(sizes: Ints) -> npt.NDArray[np.bool_]:
+    """Return which sizes, neighbours that begin with that of no guesses, are none that steps should have.
+
+    The first steps of a size prepare for the others, so there are to be few sizes: those that are counted, and with less guesses
+    than lie between two of these, any.
+    """
+    steps = np.left_shift(1, np.maximum(0, np.frexp(sizes.astype(np.float64))[1] - 4))
+    odd: npt.NDArray[np.bool_] = (sizes % steps != 0) & (sizes - sizes[0] >= steps[0])
+    return odd
 
 
 def _rounded(num_tokens: int) -> int:
