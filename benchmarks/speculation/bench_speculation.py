@@ -4,11 +4,13 @@
 the same hundred again and again, and of a step of the scheduler for 64 requests with guesses, of which half hold, and without.
 `speed` runs two engines in one process in turns, one that guesses and one that does not, or guesses as `--beside` says, on the same
 prompts, greedy or at `--temperature`: tokens in a second, the median of the rounds, and their ratio. With `--schemas`, each request
-has a JSON schema of its own to keep to, and its answer is read.
+has a JSON schema of its own to keep to, and its answer is read. With `--questions`, held-out questions to the demo model are
+asked instead, as many of each of six skills, other ones in each round, and answers end where they end.
 
 Run: python benchmarks/speculation/bench_speculation.py costs
      python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL] [--prompt TEXT] [--streams N ...]
      python benchmarks/speculation/bench_speculation.py speed --schemas --streams 100
+     PYTHONPATH=. python benchmarks/speculation/bench_speculation.py speed --questions 4 --config '{"method": "suffix", "model": "demo:outputs"}'
      python benchmarks/speculation/bench_speculation.py speed --streams 1 --temperature 1 --prompt "Tell me a story." \
          --beside '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 3}' \
          --config '{"method": "draft_model", "model": DRAFT, "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"}'
@@ -42,6 +44,7 @@ CONTEXT = 8000
 PERIOD = 100
 ROWS = 64
 MOST = 4
+SKILLS = ("arithmetic", "json", "lists", "engine", "tools", "rules")
 WORDS = ["red", "green", "blue", "yellow"]
 REPEATING = "Repeat this: one two three four five six seven eight nine ten. " * 4
 
@@ -62,6 +65,7 @@ def main() -> None:
     parser.add_argument("--prompt", default=REPEATING)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--schemas", action="store_true", help="each request has a JSON schema of its own")
+    parser.add_argument("--questions", type=int, default=0, help="of each skill, in each round")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
@@ -137,16 +141,15 @@ def _speed(arguments: argparse.Namespace) -> None:
         LLM(**common, speculative_config=arguments.config) as guessing,
     ):
         for streams in arguments.streams:
-            texts, params = _requests(arguments, streams)
-            prompts: Any = texts
-            if arguments.model is None:
-                prompts = plain.preprocess_chat([[{"role": "user", "content": text}] for text in texts])
+            rounds = _rounds(arguments, plain, streams)
             figures: dict[int, list[float]] = {0: [], 1: []}
             counts: dict[int, str] = {}
             for turn in range(2 * (arguments.rounds + 1)):
+                prompts, params = rounds[turn // 2 % len(rounds)]
                 begun = time.perf_counter()
-                llm = (plain, guessing)[turn % 2]
-                outputs = llm.generate(prompts, params, use_tqdm=False)
+                llm, outputs = (plain, guessing)[turn % 2], []
+                for at in range(0, len(prompts), streams):
+                    outputs += llm.generate(prompts[at : at + streams], params[at : at + streams], use_tqdm=False)
                 took = time.perf_counter() - begun
                 made = sum(len(output.outputs[0].token_ids) for output in outputs)
                 counts[turn % 2] = _counts(outputs)
@@ -170,6 +173,26 @@ def _counts(outputs: Sequence[RequestOutput]) -> str:
     if not drafts:
         return "no guesses"
     return f"{guessed / drafts:.1f} guesses and {right / drafts:.2f} right ones a step that guesses, {right:.0f} right"
+
+
+def _rounds(arguments: argparse.Namespace, llm: LLM, streams: int) -> list[tuple[Any, list[SamplingParams]]]:
+    """Return prompts and parameters of each round, of which there may be more than of these; they begin again then."""
+    if not arguments.questions:
+        texts, params = _requests(arguments, streams)
+        if arguments.model is not None:
+            return [(texts, params)]
+        return [(llm.preprocess_chat([[{"role": "user", "content": text}] for text in texts]), params)]
+    # lazy: only these need the repository's examples
+    from examples.demo_model.evaluate import options
+    from examples.demo_model.mix import evaluation_items
+
+    num_rounds, common = arguments.rounds + 1, {"temperature": arguments.temperature, "seed": 7}
+    items = [list(evaluation_items(skill, 7, arguments.questions * num_rounds)) for skill in SKILLS]
+    every = [item for own in zip(*items, strict=True) for item in own]
+    prompts = [llm.preprocess_chat(item.messages, **options(item))[0] for item in every]
+    size = len(prompts) // num_rounds
+    params = [SamplingParams(**common, max_tokens=200, detokenize=False)] * size
+    return [(prompts[at * size : (at + 1) * size], params) for at in range(num_rounds)]
 
 
 def _requests(arguments: argparse.Namespace, count: int) -> tuple[list[str], list[SamplingParams]]:

@@ -160,7 +160,7 @@ class DraftModel:
             counts=counts,
             prompt_lens=[0] * len(rows),
             token_ids=self._batch.token_ids,
-            adapted=branching,
+            branched=branching,
         )
         hidden = self._forward(batch)
         if len(hidden) > len(rows):

@@ -27,6 +27,8 @@ FADING: Final = 1 / 2048
 """Share of what is known of all that is forgotten with each step, so that guesses are tried again some time."""
 MARGIN: Final = 1.03
 """So much faster guesses must promise to be."""
+SHARED: Final = 16
+"""Of a step of fewer tokens most is what any step takes; so many times as cheap a token more may be where there is one."""
 TRIALS: Final = 4
 """Steps of a size before what they took is believed: the first of them prepare for the others."""
 KEPT: Final = 8
@@ -82,18 +84,17 @@ class Costs:
         if not len(sizes) or sizes[0] > num_tokens[0]:
             return None
         beyond = np.maximum(num_tokens - sizes[-1], 0.0)
-        likely: Floats = np.interp(num_tokens, sizes, seconds) + self._more_s * beyond
+        likely: Floats = np.interp(num_tokens, sizes, seconds) + self._more_s(num_tokens) * beyond
         return likely
 
     def at_least(self, num_tokens: Ints, first_s: float) -> Floats:
         """Return the seconds that they take at the best, if the first takes `first_s`."""
-        likely: Floats = first_s + self._more_s * (num_tokens - num_tokens[0])
+        likely: Floats = first_s + self._more_s(num_tokens) * (num_tokens - num_tokens[0])
         return likely
 
-    @property
-    def _more_s(self) -> float:
-        """What a token more takes, of which nothing is known: half of the cheapest one, so that a size is tried rather than not."""
-        return 0.5 * self.token_s
+    def _more_s(self, num_tokens: Ints) -> float:
+        """Return what a token more takes, of which nothing is known: half of the cheapest one or less, so that a size is tried."""
+        return min(0.5, float(num_tokens[0]) / SHARED) * self.token_s
 
 
 class Pace:
@@ -173,6 +174,7 @@ class Pace:
             return np.zeros(len(rows), dtype=np.int64)
         seconds[1:] += looking_s
         tokens = len(rows) + np.concatenate(([0.0], np.cumsum(chances.ravel()[order])))
+        tokens[_odd(sizes)] = 0.0
         speed, num_known = tokens / seconds, int(np.searchsorted(sizes, self.costs.largest, side="right"))
         best = known = _best(speed[:num_known])
         if not known or _best(speed) != known:
@@ -205,6 +207,17 @@ def _best(speed: Floats) -> int:
     """Return the number of guesses with the highest speed; 0 where none is clearly faster than no guess."""
     best = int(np.argmax(speed)) if len(speed) else 0
     return best if best and speed[best] >= MARGIN * speed[0] else 0
+
+
+def _odd(sizes: Ints) -> npt.NDArray[np.bool_]:
+    """Return which sizes, neighbours that begin with that of no guesses, are none that steps should have.
+
+    The first steps of a size prepare for the others, so there are to be few sizes: those that are counted, and with less guesses
+    than lie between two of these, any.
+    """
+    steps = np.left_shift(1, np.maximum(0, np.frexp(sizes.astype(np.float64))[1] - 4))
+    odd: npt.NDArray[np.bool_] = (sizes % steps != 0) & (sizes - sizes[0] >= steps[0])
+    return odd
 
 
 def _rounded(num_tokens: int) -> int:

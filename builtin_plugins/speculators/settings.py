@@ -39,6 +39,10 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
     values = {
         name: _typed(name, value, known) for name, value in given.items() if value is not None and name not in IDLE
     }
+    if values.get("num_speculative_tokens") == 0:
+        raise ConfigError(
+            f"{FLAG}.num_speculative_tokens is 0: nothing would be guessed. Leave {FLAG} out, or say 1 or more."
+        )
     method, stated = _method(values), read_stated(values.get("model", ""))
     tokens = values.get("num_speculative_tokens") or tokens_of(stated) or DEFAULT_TOKENS.get(method, 0)
     values |= {"method": method, "num_speculative_tokens": tokens if tree is None else len(tree)}

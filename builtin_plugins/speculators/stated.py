@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-HEADS: Final = ("eagle3", "eagle", "medusa", "mlp_speculator")
+HEADS: Final = ("suffix", "eagle3", "eagle", "medusa", "mlp_speculator")
 """Methods that a checkpoint may be made for; the first whose name is found counts."""
 
 

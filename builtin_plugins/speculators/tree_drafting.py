@@ -151,7 +151,7 @@ class TreeDrafting(Drafting):
                 seen = path[-1]
         self._branches.plant([view for view in views if view.planted is not None and not view.path])
         prepared = self._branches.attention(views, queries, np.concatenate(writes))
-        batch.attention, batch.adapted = [*prepared, *batch.attention[len(prepared) :]], True
+        batch.attention, batch.branched = [*prepared, *batch.attention[len(prepared) :]], True
 
     # --- behind it
 

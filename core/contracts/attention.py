@@ -188,8 +188,9 @@ class ForwardBatch:
     rope_positions: torch.Tensor | None = None
     """[k, num_tokens] int64, where a feature has set it: what models with several positions per token turn by."""
     adapted: bool = False
-    """A feature has set adapters of layers for this step (`adapter`), or attention with `slot_tokens`: it is no step that a
-    recorded model can do again."""
+    """A feature has set adapters of layers for this step (`adapter`): it is no step that a recorded model can do again."""
+    branched: bool = False
+    """A feature has set attention with `slot_tokens`: it is none that a graph of steps without them can do again."""
     adapter_set: int = 0
     """Not 0: a feature has set adapters that look up by themselves whose tokens a step has, and call nothing that could not be
     recorded; steps of one number have the same ones."""

@@ -28,7 +28,8 @@ class SpeculativeConfig:
     method: str = ""
     """Entry of kind `speculators`; where it is left out, `model` says: `ngram`, or the folder of a draft model or a head."""
     model: str = ""
-    """Folder or hub id of a small model with the same vocabulary, or of a head that guesses."""
+    """Folder or hub id of a small model with the same vocabulary, or of a head that guesses; of `suffix`: a folder with outputs
+    that are there from the start."""
     num_speculative_tokens: int = 0
     """Tokens that are guessed at most for one step of one request; 0: 5, of `suffix` 24."""
     speculative_token_tree: tuple[Node, ...] = ()

@@ -42,20 +42,21 @@ class _Company:
         self.row_index = inputs.at("point_rows").clone()
         self.processed = stage.processors.rows()
         self.prompt_lens: list[int] = columns.prompt_lens[rows].tolist()
-        self.seeds, self.prompt_index, temperatures = columns.of(self.row_index)
+        seeds, self.prompt_index, temperatures = columns.of(self.row_index)
         asked = columns.logprobs[rows]
         self.asked: list[int] = np.flatnonzero(asked != UNASKED).tolist()
         self.num_logprobs: list[int] = asked[self.asked].tolist()
         heat = columns.temperatures[rows]
         warm = np.flatnonzero(heat > 0)
         self.random: list[int] = warm.tolist()
-        self.all_random = len(warm) == len(rows)
-        self.divides = bool((heat[warm] != 1).any())
-        self.random_index = torch.from_numpy(warm).to(device, non_blocking=True)
-        self.temperatures = temperatures[self.random_index][:, None]
-        self.random_seeds = self.seeds[self.random_index]
-        own = rows[warm]
-        self.cut = Cut(columns.top_k[own], columns.top_p[own], vocab_size, device)
+        if self.random:
+            self.all_random = len(warm) == len(rows)
+            self.divides = bool((heat[warm] != 1).any())
+            self.random_index = torch.from_numpy(warm).to(device, non_blocking=True)
+            self.temperatures = temperatures[self.random_index][:, None]
+            self.random_seeds = seeds[self.random_index]
+            own = rows[warm]
+            self.cut = Cut(columns.top_k[own], columns.top_p[own], vocab_size, device)
         self.chains: torch.Tensor | None = None
         """[rows, most guesses]: per row the entries that must be right, one after the other; beyond them a wrong one."""
         if inputs.guesses is not None:

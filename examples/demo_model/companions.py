@@ -1,7 +1,7 @@
 """What goes with the demo model: `python -m examples.demo_model.companions --out build/demo`.
 
-Two LoRA adapters, quantized checkpoints in two layouts, and, where `train --draft` has made one, the draft model's
-acceptance. Prints what each costs in right answers.
+Two LoRA adapters, quantized checkpoints in two layouts, outputs for speculative decoding to guess from, and, where
+`train --draft` has made one, the draft model's acceptance. Prints what each costs in right answers, or brings.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from examples.demo_model.draft import acceptance
 from examples.demo_model.evaluate import SHIPPED, Scores, answers, score
 from examples.demo_model.items import Item
 from examples.demo_model.mix import SKILLS, evaluation_items
+from examples.demo_model.outputs import COUNT, save_outputs
 from examples.demo_model.quantize import LAYOUTS, copy_settings, plain_checkpoint, quantize
 
 
@@ -29,15 +30,17 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="folder of a draft model made by `train --draft`")
     parser.add_argument("--items", type=int, default=200, help="evaluation items per skill")
     parser.add_argument("--adapter-steps", type=int, default=300)
-    parser.add_argument("--only", choices=("adapters", "quantized", "draft"), action="append")
+    parser.add_argument("--only", choices=("adapters", "quantized", "draft", "outputs"), action="append")
     arguments = parser.parse_args()
-    wanted = arguments.only or ["adapters", "quantized", *(["draft"] if arguments.draft else [])]
+    wanted = arguments.only or ["adapters", "quantized", "outputs", *(["draft"] if arguments.draft else [])]
     items = [item for skill in SKILLS for item in evaluation_items(skill, 0, arguments.items)]
     plain = _answers(arguments.model, items) if set(wanted) & {"quantized", "draft"} else []
     if "quantized" in wanted:
         _quantized(arguments.model, arguments.out, items, plain)
     if "draft" in wanted:
         _draft(arguments.model, arguments.draft, items, plain)
+    if "outputs" in wanted:
+        print(f"\noutputs: {save_outputs(arguments.model, arguments.out / 'outputs', COUNT)} tokens")
     if "adapters" in wanted:
         for voice in VOICES:
             _adapter(arguments.model, arguments.out / voice, voice, arguments.adapter_steps)

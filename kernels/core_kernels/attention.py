@@ -36,6 +36,7 @@ class _PagedAttention(ctypes.Structure):
         ("value_size", _I64),
         *((name, _PTR) for name in ("key_scale", "value_scale")),
         ("kept", _I64),
+        ("slot_tokens", _PTR),
     )
 
 
@@ -55,10 +56,12 @@ class AttentionStep:
         """`tables` [sequences, blocks] int32, `slots` and `slot_tokens` [n] int64, as attention backends get them."""
         self._attend: Final = library.core_paged_attention
         self._tables = tables if tables.shape[0] == 0 or tables.stride(1) == 1 else tables.contiguous()
-        self._slots, self._slot_tokens = slots.contiguous(), slot_tokens
+        self._slots = slots.contiguous()
+        self._slot_tokens = None if slot_tokens is None else slot_tokens.contiguous()
         self._starts, self._lengths = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
         self.facts: Final = _PagedAttention(
             slots=self._slots.data_ptr(),
+            slot_tokens=None if self._slot_tokens is None else self._slot_tokens.data_ptr(),
             starts=self._starts.ctypes.data,
             lengths=self._lengths.ctypes.data,
             tables=self._tables.data_ptr(),
@@ -100,8 +103,6 @@ class AttentionStep:
         elements, and only keys are cached.
         """
         tokens, heads, size = query.shape
-        if self._slot_tokens is not None:
-            key, value = key[self._slot_tokens], value[self._slot_tokens]
         query, key, value = (x if x.stride(2) == 1 or size == 1 else x.contiguous() for x in (query, key, value))
         out = query.new_empty(tokens, heads, value_size or size)
         step = self.facts

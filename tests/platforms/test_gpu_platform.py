@@ -178,7 +178,9 @@ def test_a_step_is_done_again_with_what_later_steps_bring() -> None:
     assert recorder.replays == 4  # but the first, which was plain
 
 
-@pytest.mark.parametrize("changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}])
+@pytest.mark.parametrize(
+    "changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}, {"branched": True}]
+)
 def test_steps_of_other_kinds_and_sizes_are_plain_calls(changes: dict[str, Any]) -> None:
     model, recorder = replayed(result_of)
     for _ in range(3):

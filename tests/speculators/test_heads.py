@@ -11,6 +11,7 @@ import reference_heads
 import torch
 from mixed_requests import counted
 from safetensors.torch import load_file
+from torch.nn import functional
 
 from builtin_plugins.speculators.chain import Chain
 from builtin_plugins.speculators.draft_model import DraftModel
@@ -246,6 +247,30 @@ def test_mimo_guesses_what_its_own_code_does(
         hidden = target.states(tokens[:-1])[-1]
         wanted = reference_heads.chained(reference_heads.mimo, target, tokens, hidden, [0] * len(draft), tensors)
         assert draft == wanted
+
+
+def test_heads_of_medusa_may_share_that_of_the_model(
+    llama: tuple[Path, list[Any]],
+    heads: Mapping[str, Head],
+    target: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """They have two layers each, the second without a bias."""
+    _, _, tensors = heads["medusa"]
+    own = {name: tensor for name, tensor in tensors.items() if ".0.linear" in name}
+    own |= {f"{i}.1.linear.weight": tensors[f"{i}.0.linear.weight"].flip(0) for i in range(3)}
+    head = write_head(tmp_path / "head", {"model_type": "medusa"}, own)
+    config = {"method": "medusa", "model": str(head), "num_speculative_tokens": 3}
+    for tokens, draft, _ in guesses_of(monkeypatch, Medusa, llama[0], config):
+        hidden, wanted = target.states(tokens[:-1])[-1][-1], []
+        for i in range(3):
+            x = hidden + functional.silu(
+                functional.linear(hidden, own[f"{i}.0.linear.weight"], own[f"{i}.0.linear.bias"])
+            )
+            x = x + functional.silu(functional.linear(x, own[f"{i}.1.linear.weight"]))
+            wanted.append(int(functional.linear(x, target.head).argmax()))
+        assert draft == wanted[: len(draft)]
 
 
 @pytest.mark.parametrize("name", ["medusa", "mlp_speculator", "tied"])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from builtin_plugins.speculators.ngram import NGram
+from builtin_plugins.speculators.outputs import write_outputs
 from builtin_plugins.speculators.suffix import Suffix
-from core.api import DraftRow, EngineConfig, SpeculativeConfig
+from core.api import ConfigError, DraftRow, EngineConfig, ModelSource, SpeculativeConfig
 from core.step import NewRow
 from core.types import SamplingParams
 
@@ -22,6 +25,13 @@ def owner(prompt_len: int = 0) -> NewRow:
 
 def ask(tokens: list[int], who: NewRow, most: int = 4, row: int = 0) -> list[DraftRow]:
     return [DraftRow(row, who, np.array(tokens), most)]
+
+
+def given(suffix: Any, folder: Path, vocab_size: int = 99) -> Any:
+    """Let it read the outputs in a folder."""
+    suffix._find = lambda: ModelSource("given", "", None, str(folder))
+    suffix.loaded(SimpleNamespace(model=SimpleNamespace(vocab_size=vocab_size)))
+    return suffix
 
 
 def make(kind: Any = NGram, **settings: Any) -> Any:
@@ -117,3 +127,34 @@ def test_outputs_are_forgotten_in_two_generations() -> None:
         suffix.drafts(ask([100 + i, 200 + i, 300 + i], owner(0)))
     assert suffix.drafts(ask([100, 200], owner(0))) == [[]]
     assert suffix.drafts(ask([107, 207], owner(0))) == [[307]]
+
+
+def test_outputs_may_be_there_from_the_start(tmp_path: Path) -> None:
+    """Those of a file are never forgotten, and all ranks read them."""
+    write_outputs(tmp_path, [[1, 2, 3, 4, 5], [7, 2, 3, 8], [9, 2, 3, 8]])
+    suffix = given(make(Suffix, suffix_decoding_max_cached_requests=0), tmp_path)
+    assert suffix.drafts(ask([60, 1, 2, 3], owner())) == [[4, 5]]
+    assert suffix.drafts(ask([60, 2, 3], owner())) == [[8]], "nothing follows the end of an output"
+
+
+def test_where_much_was_said_what_agrees_longest_is_found(tmp_path: Path) -> None:
+    """There are more than sixteen later places of the last two tokens."""
+    write_outputs(tmp_path, [[1, 2, 3, 4, 5, 6], *([[9, 4, 5, 7]] * 40)])
+    suffix = given(make(Suffix), tmp_path)
+    assert suffix.drafts(ask([60, 1, 2, 3, 4, 5], owner())) == [[6]]
+    assert suffix.drafts(ask([60, 4, 5], owner())) == [[7]]
+
+
+def test_a_text_itself_counts_for_more_than_others(tmp_path: Path) -> None:
+    write_outputs(tmp_path, [[20, 21, 22, 30]])
+    suffix = given(make(Suffix, suffix_decoding_max_cached_requests=0), tmp_path)
+    assert suffix.drafts(ask([21, 22, 40, 41, 20, 21, 22], owner(), most=1)) == [[40]]
+    assert suffix.drafts(ask([50, 20, 21, 22], owner(), most=1)) == [[30]]
+
+
+def test_outputs_of_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no outputs\.safetensors"):
+        given(make(Suffix), tmp_path)
+    write_outputs(tmp_path, [[1, 50]])
+    with pytest.raises(ConfigError, match="the model has 40: it is of another"):
+        given(make(Suffix), tmp_path, vocab_size=40)

@@ -45,6 +45,17 @@ def test_ngram_changes_no_token(expected: list[Any], way: str) -> None:
         llm.core.scheduler.check()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["as it is", "few blocks, depth 2", "one row", "two ranks"])
+def test_outputs_of_a_file_change_no_token(expected: list[Any], way: str) -> None:
+    given = {"method": "suffix", "model": "demo:outputs", "adaptive": False}
+    with open_llm(given, **(WAYS | {"two ranks": {"tensor_parallel_size": 2}})[way]) as llm:
+        assert run(llm) == expected
+        total = counted(llm)
+        assert sum(total.right) > 200
+        llm.core.scheduler.check()
+
+
 @pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["depth 1", "depth 2"])
 def test_a_hostile_speculator_costs_nothing_but_time(expected: list[Any], ahead: bool) -> None:
     """Random guesses, more than were asked for, tokens that there are not, for rows at their end."""

@@ -121,3 +121,17 @@ def test_a_token_more_is_not_reckoned_dearer_than_those_of_decoding_steps() -> N
         32, 0.004
     )  # short ends of prompts that are in the cache: nearly all of it is the step itself
     assert sum(choose(pace, 32)) >= 32
+
+
+def test_steps_have_few_sizes() -> None:
+    """The first steps of each size take longer, as a recorder's do, and would be paid for again and again."""
+    pace, draw, rows = told({32: 1.0, 64: 1.1, 96: 1.2, 192: 1.5}), np.random.default_rng(1), np.arange(32)
+    sizes = set()
+    for _ in range(200):
+        right = draw.integers(0, MOST + 1, 32)
+        pace.verified(rows, np.minimum(right + 1, MOST), right)
+        sizes.add(32 + int(pace.choose(rows, draw.integers(0, MOST + 1, 32)).sum()))
+    assert len(sizes) > 2
+    assert all(size % (4 if size < 64 else 8 if size < 128 else 16) == 0 for size in sizes)
+    few = [1, 1, 1] + [0] * 29
+    assert pace.choose(rows, np.array(few)).tolist() == few

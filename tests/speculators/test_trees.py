@@ -108,6 +108,19 @@ def test_nodes_are_chosen_by_how_likely_they_are() -> None:
     assert sure < 6, "siblings of what is nearly sure are not worth their time"
 
 
+def test_where_branches_do_not_pay_a_chain_is_computed() -> None:
+    """Of this tree the first three nodes are one; a row that computes more of it has branches."""
+    depths, behind = exponents(likeliest(TokenTree.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])))
+    for branched_s, fewest, most in ((3.0, 1, 3), (1.3, 4, 7)):
+        pace = Pace(1, 7, depths=depths, behind=behind)
+        for size in range(1, 9):
+            for _ in range(4):
+                pace.costs.take(size, 1.0 + 0.01 * size if size <= 4 else branched_s)
+        for _ in range(10):
+            pace.verified(np.array([0]), np.array([2]), np.array([1]))
+        assert fewest <= int(pace.choose(np.arange(1), np.full(1, 7))[0]) <= most
+
+
 def test_methods_without_branches_are_refused_by_name() -> None:
     with pytest.raises(EngineError, match="speculative_token_tree has branches, and the method ngram"):
         LLM(speculative_config={"method": "ngram", "speculative_token_tree": "[(0,), (1,)]"}, log_level="error")

@@ -141,7 +141,7 @@ class ReplayedModel:
     def _is_kept(self, batch: ForwardBatch, decodes: bool) -> bool:
         """Say whether a step has nothing that a recorded one has not."""
         given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
-        if not given or batch.entering or batch.adapted or not (decodes or self._mixed):
+        if not given or batch.entering or batch.adapted or batch.branched or not (decodes or self._mixed):
             return False
         return all(hasattr(plan, "kept" if decodes else "kept_for_any") for plan in batch.attention)
 

@@ -20,7 +20,7 @@ struct PagedAttention {
     const void* key;
     const void* value;
     void* cache;
-    const int64_t* slots;   // [num_slots]: where key and value number i go, block * block_size + offset
+    const int64_t* slots;   // [num_slots]: where keys and values go, block * block_size + offset
     const int64_t* starts;  // [sequences + 1]: first token of each
     const int64_t* lengths;  // [sequences]: keys of each once this step's are written
     const int32_t* tables;   // [sequences, table_stride]: blocks of each
@@ -38,11 +38,27 @@ struct PagedAttention {
     const float* key_scale;    // [kv_heads], of a cache of eight bits; null: each row has its own behind it
     const float* value_scale;
     int64_t kept;  // 0: keys and values as they are
+    const int64_t* slot_tokens;  // [num_slots]: whose key and value each slot gets; null: those of their own number
 };
+
+// The token of a slot, of those that are written.
+inline int64_t token_of(const PagedAttention& a, int64_t slot) { return a.slot_tokens ? a.slot_tokens[slot] : slot; }
+
+// What a slot gets, of one head.
+template <typename T>
+const T* key_of(const PagedAttention& a, int64_t slot, int64_t head) {
+    return static_cast<const T*>(a.key) + token_of(a, slot) * a.key_token + head * a.key_head;
+}
+
+template <typename T>
+const T* value_of(const PagedAttention& a, int64_t slot, int64_t head) {
+    return static_cast<const T*>(a.value) + token_of(a, slot) * a.value_token + head * a.value_head;
+}
 
 // A layer's facts with the sequences of another step.
 inline PagedAttention in_step(PagedAttention layer, const PagedAttention& step) {
     layer.slots = step.slots;
+    layer.slot_tokens = step.slot_tokens;
     layer.starts = step.starts;
     layer.lengths = step.lengths;
     layer.tables = step.tables;

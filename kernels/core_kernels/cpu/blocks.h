@@ -51,8 +51,8 @@ struct UnitWriter {
     }
 
 private:
-    const T* key(int64_t i) const { return static_cast<const T*>(a.key) + i * a.key_token + head * a.key_head; }
-    const T* value(int64_t i) const { return static_cast<const T*>(a.value) + i * a.value_token + head * a.value_head; }
+    const T* key(int64_t i) const { return key_of<T>(a, i, head); }
+    const T* value(int64_t i) const { return value_of<T>(a, i, head); }
     int64_t offset(int64_t i) const { return a.slots[i] % a.block_size; }
     T* keys(int64_t i) const { return keys_of<T>(a, a.slots[i] / a.block_size, head); }
 
@@ -101,10 +101,9 @@ void write_head(const PagedAttention& a, int64_t head) {
     if (lies_in_units(a)) return UnitWriter<T>{a, head}.write();
     for (int64_t i = 0; i < a.num_slots; ++i) {
         T* keys = keys_of<T>(a, a.slots[i] / a.block_size, head) + a.slots[i] % a.block_size * a.head_size;
-        const T* key = static_cast<const T*>(a.key) + i * a.key_token + head * a.key_head;
-        const T* value = static_cast<const T*>(a.value) + i * a.value_token + head * a.value_head;
-        std::memcpy(keys, key, a.head_size * sizeof(T));
-        if (!a.value_size) std::memcpy(keys + a.block_size * a.head_size, value, a.head_size * sizeof(T));
+        std::memcpy(keys, key_of<T>(a, i, head), a.head_size * sizeof(T));
+        if (!a.value_size)
+            std::memcpy(keys + a.block_size * a.head_size, value_of<T>(a, i, head), a.head_size * sizeof(T));
     }
 }
 

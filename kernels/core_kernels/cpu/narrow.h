@@ -115,10 +115,10 @@ void write_narrow(const PagedAttention& a, int64_t head) {
         using Kind = decltype(kind);
         for (int64_t i = 0; i < a.num_slots; ++i) {
             const int64_t block = a.slots[i] / a.block_size, offset = a.slots[i] % a.block_size;
-            const T* key = static_cast<const T*>(a.key) + i * a.key_token + head * a.key_head;
+            const T* key = key_of<T>(a, i, head);
             narrow_row_of<Kind>(narrow_row(a, block, offset, head, 0), key, a.head_size, known_scale(a, head, 0));
             if (a.value_size) continue;
-            const T* value = static_cast<const T*>(a.value) + i * a.value_token + head * a.value_head;
+            const T* value = value_of<T>(a, i, head);
             narrow_row_of<Kind>(narrow_row(a, block, offset, head, 1), value, a.head_size, known_scale(a, head, 1));
         }
     });

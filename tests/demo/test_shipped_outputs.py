@@ -1,0 +1,52 @@
+"""The outputs in the wheel: small, made again from seeds, and guessing from them changes no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core import LLM, SamplingParams
+from examples.demo_model.evaluate import options
+from examples.demo_model.mix import evaluation_items
+from examples.demo_model.outputs import save_outputs
+
+SKILLS = ("arithmetic", "tools", "json", "lists", "rules", "engine")
+
+
+@pytest.fixture
+def outputs(demo_folder: Path) -> Path:
+    return demo_folder.parent / "outputs"
+
+
+def test_they_are_small_and_begin_as_those_that_are_made_again(
+    outputs: Path, demo_folder: Path, tmp_path: Path
+) -> None:
+    assert sum(path.stat().st_size for path in outputs.iterdir()) < 500_000
+    save_outputs(demo_folder, tmp_path, 128)
+    made, shipped = (load_file(folder / "outputs.safetensors")["tokens"] for folder in (tmp_path, outputs))
+    assert len(made) > 3000
+    assert torch.equal(made, shipped[: len(made)])
+    assert (tmp_path / "config.json").read_text() == (outputs / "config.json").read_text()
+
+
+def test_half_of_the_tokens_of_new_answers_are_guessed_from_them(demo_llm: LLM) -> None:
+    """The items are held out: no answer of these is in the file."""
+    items = [item for skill in SKILLS for item in evaluation_items(skill, seed=5, count=4)]
+    prompts = [demo_llm.preprocess_chat(item.messages, **options(item))[0] for item in items]
+    greedy = SamplingParams(temperature=0, max_tokens=120)
+    drawn = [SamplingParams(temperature=0.8, seed=i, max_tokens=40) for i in range(len(items))]
+    config = {"method": "suffix", "model": "demo:outputs", "adaptive": False, "num_speculative_tokens": 8}
+    # What others have said in this test is not remembered, so that the file alone is asked.
+    config["suffix_decoding_max_cached_requests"] = 0
+    with LLM(dtype="float32", max_model_len=1024, speculative_config=config, log_level="error") as guessing:
+        made = {}
+        for name, llm in (("plain", demo_llm), ("guessing", guessing)):
+            answers = llm.generate(prompts, greedy, use_tqdm=False)
+            others = llm.generate(prompts, drawn, use_tqdm=False)
+            made[name] = [each.outputs[0].token_ids for each in (*answers, *others)]
+    assert made["guessing"] == made["plain"]
+    right = sum(answer.counts.get("spec_decode_num_accepted_tokens", 0) for answer in answers)
+    assert right > 0.5 * sum(len(answer.outputs[0].token_ids) for answer in answers)
