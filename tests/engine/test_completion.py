@@ -338,7 +338,7 @@ def test_served_requests_wait_for_their_extensions_and_for_nobody_elses(plugin: 
             await one("s", lora_reqest="x")
         assert (await one("t", lora_request=None)).lora_request is None
         assert await engine.reset_prefix_cache(reset_running_requests=False)
-        assert engine.fields.read == {"kv_transfer_params"}
+        assert engine.fields.read == {"kv_retention", "kv_transfer_params"}
         assert (await one("u", kv_transfer_params={"a": 1})).kv_transfer_params == {"a": 1}
 
     try:
