@@ -64,7 +64,9 @@ def test_rows_of_all_experts_are_gates_before_ups_for_each_rank() -> None:
     assert (first.expert, second.expert, first.transposed, first.num_experts) == (0, 1, False, 0)
 
 
-@pytest.mark.parametrize("kinds", ["MXFP4", "IQ4_NL", "Q8_0"])
+@pytest.mark.parametrize(
+    "kinds", ["MXFP4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("IQ4_NL", "Q8_0"))]
+)
 def test_experts_of_gpt_oss_stay_as_they_are_stored(kinds: str, made: Made) -> None:
     file, plain = made("GptOssForCausalLM", {"_exps": kinds, "": "Q8_0"}, **GPT_OSS)
     config: Any = config_from_kwargs({"model": str(file)})

@@ -215,7 +215,13 @@ HOSTILE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3_5MoeForCausalLM", "NemotronHForCausalLM", "Gemma4ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "Gemma4ForCausalLM",
+        *(pytest.param(f"{name}ForCausalLM", marks=pytest.mark.slow) for name in ("Qwen3_5Moe", "NemotronH")),
+    ],
+)
 def test_settings_that_cannot_be_are_refused_or_read(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
