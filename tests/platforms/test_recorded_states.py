@@ -21,7 +21,7 @@ from core.worker import Worker
 FAKE = str(Path(__file__).with_name("fake_gpu_plugin.py"))
 ONE_OF_EACH = {"MambaForCausalLM", "Mamba2ForCausalLM", "Qwen3NextForCausalLM", "KimiLinearForCausalLM"}
 """A state of channels, one of heads, the delta rule with a decay for each head and for each channel."""
-PROMPTS = [[(7 * i + 13 * n) % 200 for i in range(n)] for n in (5, 2, 9)]
+PROMPTS = [[(7 * i + 13 * n) % 200 for i in range(n)] for n in (14, 2, 9)]
 SIZES: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 64, "num_gpu_blocks_override": 60}
 
 
