@@ -1,4 +1,4 @@
-"""What the demo model says, as tokens, for speculative decoding to guess from: answers to training items, each once."""
+"""What the demo model is to say, as tokens, for speculative decoding to guess from: answers to training items, each once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPENING: Final = 3
 def save_outputs(folder: Path, out: Path, count: int) -> int:
     """Write the answers to `count` items as the tokenizer in `folder` cuts them; return how many tokens they have.
 
-    They are the items' own: those of the model are the same, but for two in a hundred.
+    They are the items' own, which the model was trained to give; no model is run.
     """
     chat = Chat(Tokenizer.from_file(str(folder / "tokenizer.json")))
     answers: dict[tuple[int, ...], None] = {}
