@@ -10,7 +10,7 @@ asked instead, as many of each of six skills, other ones in each round, and answ
 Run: python benchmarks/speculation/bench_speculation.py costs
      python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL] [--prompt TEXT] [--streams N ...]
      python benchmarks/speculation/bench_speculation.py speed --schemas --streams 100
-     PYTHONPATH=. python benchmarks/speculation/bench_speculation.py speed --questions 4 --config '{"method": "suffix", "model": "demo:outputs"}'
+     PYTHONPATH=. python benchmarks/speculation/bench_speculation.py speed --questions 4 --config '{"method": "suffix", "model": OUTPUTS}'
      python benchmarks/speculation/bench_speculation.py speed --streams 1 --temperature 1 --prompt "Tell me a story." \
          --beside '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 3}' \
          --config '{"method": "draft_model", "model": DRAFT, "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"}'

@@ -1,7 +1,4 @@
-"""The demo model lies beside this file; it is `demo:`, and `default`, the model of who names none. Its adapters are `demo:NAME`.
-
-`demo:outputs` is what it has said, for the method `suffix` to guess from.
-"""
+"""The demo model lies beside this file; it is `demo:`, and `default`, the model of who names none. Its adapters are `demo:NAME`."""
 
 from __future__ import annotations
 
@@ -11,14 +8,11 @@ from typing import Final
 from core.api import hookimpl
 
 FOLDER: Final = Path(__file__).parent / "model"
-ADAPTERS: Final = FOLDER.parent / "adapters"
-OUTPUTS: Final = FOLDER.parent / "outputs"
+ADAPTERS: Final = Path(__file__).parent / "adapters"
 
 
 @hookimpl(tryfirst=True)
 def engine_find_model(model: str) -> str | None:
-    if model == "demo:outputs":
-        return str(OUTPUTS)
     return str(FOLDER) if model in ("default", "demo:") else None
 
 

@@ -15,7 +15,7 @@ from examples.demo_model.mix import training_items
 SEED: Final = 1000
 """Items that the shipped weights have not been trained on, of the same side of the split."""
 COUNT: Final = 8000
-"""Items whose answers are shipped."""
+"""Items whose answers are written."""
 STEP_ITEMS: Final = 64
 OPENING: Final = 3
 """Tokens of the prompt before an answer, which say that one begins."""

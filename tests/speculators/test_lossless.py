@@ -12,6 +12,7 @@ from mixed_requests import NGRAM, counted, open_llm, run
 
 from core import LLM, SamplingParams
 from core.api import StructuredOutputsParams
+from examples.demo_model.outputs import COUNT, save_outputs
 
 DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model")
 HOSTILE = str(Path(__file__).parent / "hostile.py")
@@ -47,8 +48,9 @@ def test_ngram_changes_no_token(expected: list[Any], way: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["as it is", "few blocks, depth 2", "one row", "two ranks"])
-def test_outputs_of_a_file_change_no_token(expected: list[Any], way: str) -> None:
-    given = {"method": "suffix", "model": "demo:outputs", "adaptive": False}
+def test_outputs_of_a_file_change_no_token(expected: list[Any], way: str, tmp_path: Path) -> None:
+    save_outputs(Path(DEMO), tmp_path, COUNT)
+    given = {"method": "suffix", "model": str(tmp_path), "adaptive": False}
     with open_llm(given, **(WAYS | {"two ranks": {"tensor_parallel_size": 2}})[way]) as llm:
         assert run(llm) == expected
         total = counted(llm)

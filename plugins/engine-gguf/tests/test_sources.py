@@ -60,7 +60,9 @@ def test_overrides_are_laid_over_the_settings(made: Made) -> None:
 
 
 def test_another_method_is_refused_by_name(made: Made) -> None:
-    with pytest.raises(ModelError, match="--quantization int8 does not read this checkpoint, whose weights are stored as .gguf."):
+    with pytest.raises(
+        ModelError, match="--quantization int8 does not read this checkpoint, whose weights are stored as"
+    ):
         LLM(str(file_of(made)), quantization="int8", max_model_len=64, log_level="error")
 
 
