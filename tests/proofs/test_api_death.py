@@ -257,6 +257,34 @@ def test_a_signal_while_the_api_process_starts_again_ends_everything(tmp_path: P
         assert service.process.wait(PATIENCE_S) == 0
 
 
+SIGNALLED_AT_BIRTH = """
+import os, signal
+from builtin_plugins.commands.serve.parent import Parent
+from core.config import EngineConfig
+
+fork = os.fork
+
+def born_to_a_signal():
+    pid = fork()
+    if not pid:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+
+os.fork = born_to_a_signal
+made = Parent(EngineConfig(), 0).run()
+print("parent" if isinstance(made, int) else "child", "goes on", flush=True)
+"""
+
+
+def test_a_signal_that_comes_before_a_child_is_itself_ends_it() -> None:
+    """It was taken by what the parent notes signals with, which the child has until it sets its own."""
+    said = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_AT_BIRTH], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert said.stdout == "parent goes on\n", said.stderr
+    assert "killed by SIGTERM" in said.stderr
+
+
 def test_the_parent_killed_takes_everything_with_it(tmp_path: Path) -> None:
     socket_path = tmp_path / "socket"
     with serving(tmp_path, "scripted:", "--uds", str(socket_path), status=None) as service:

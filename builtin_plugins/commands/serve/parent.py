@@ -134,8 +134,11 @@ class Parent:
         """Return the number of a new process; in it, 0: signals, the terminal and descriptors are left to the parent."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()  # or both would write what it holds
+        # One that is passed on at once waits until the child does not take it as this process does, which is to note it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             with contextlib.suppress(OSError):  # whoever is first: no signal from a terminal passes us by
                 os.setpgid(pid, pid)
             self._log_as("parent")
@@ -144,6 +147,7 @@ class Parent:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.setpgid(0, 0)
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(name)
