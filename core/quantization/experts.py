@@ -17,21 +17,43 @@ if TYPE_CHECKING:
     from core.quantization.formats import StoredFormat
 
 
-class StoredExperts:
-    """The experts of one layer. One keeper has them all, so experts that are stored unlike become plain."""
+class KeptExperts:
+    """The experts of one layer, all of them with one keeper. How their tensors come is said by who derives from it."""
 
     suffixes: tuple[str, ...] = ("weight",)
 
-    def __init__(self, formats: Formats, prefix: str) -> None:
-        self._formats, self._prefix = formats, prefix
+    def __init__(self) -> None:
         self._keeper: Any = None
-        self._arrived = Arrived()
-        self.endings: tuple[str, ...] = ("",)
-        """A format has no word for all experts' weights in one tensor; plain ones may come so."""
 
     def onto(self, plain: Callable[[], Any]) -> None:
         """Take what makes the device's method for plain experts."""
         self._plain = plain
+
+    def finish(self, layer: nn.Module) -> None:
+        """Let a method of plain weights repack."""
+        if isinstance(self._keeper, PlainKeeper):
+            self._keeper.method.finish(layer)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return what the chosen experts give."""
+        out: torch.Tensor = self._keeper.apply(layer, x, shares, experts)
+        return out
+
+    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return each row's product with the matrix of its expert."""
+        out: torch.Tensor = self._keeper.product(layer, matrix, x, experts)
+        return out
+
+
+class StoredExperts(KeptExperts):
+    """Experts of formats, three tensors' worth for each. Those that are stored unlike become plain."""
+
+    def __init__(self, formats: Formats, prefix: str) -> None:
+        super().__init__()
+        self._formats, self._prefix = formats, prefix
+        self._arrived = Arrived()
+        self.endings: tuple[str, ...] = ("",)
+        """A format has no word for all experts' weights in one tensor; plain ones may come so."""
 
     def facts(self, prefix: str) -> Any:
         """Return who knows the tensors of one expert's matrix: its format, or the method for plain weights."""
@@ -87,15 +109,4 @@ class StoredExperts:
     def finish(self, layer: nn.Module) -> None:
         """Refuse tensors that came without the others of their matrix, and let a method of plain weights repack."""
         self._arrived.check()
-        if isinstance(self._keeper, PlainKeeper):
-            self._keeper.method.finish(layer)
-
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts give."""
-        out: torch.Tensor = self._keeper.apply(layer, x, shares, experts)
-        return out
-
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return each row's product with the matrix of its expert."""
-        out: torch.Tensor = self._keeper.product(layer, matrix, x, experts)
-        return out
+        super().finish(layer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from core.api import ExpertsMethod, LinearMethod, ModelError, Part
 from core.nn.linear import PlainLinear
+from core.quantization.experts import KeptExperts
 from core.quantization.formats import StoredFormat
 from core.quantization.keeping import PlainKeeper, Unaided, keeper_of
 from core.quantization.layouts import Grouping, ScaledFloats
@@ -51,20 +51,16 @@ class Blocks(StoredFormat):
     stored_bits = 4 + 8 / BLOCK
 
 
-class Mxfp4Experts:
+class Mxfp4Experts(KeptExperts):
     """All experts' numbers and scales come in two tensors of each matrix, rows of gate and up in turn."""
 
     suffixes: tuple[str, ...] = ()
     endings: tuple[str, ...] = ("_blocks", "_scales")
 
     def __init__(self, unaided: Unaided) -> None:
+        super().__init__()
         self._unaided = unaided
-        self._keeper: Any = None
         self._found: dict[str, dict[str, torch.Tensor]] = {"gate_up": {}, "down": {}}
-
-    def onto(self, plain: Callable[[], Any]) -> None:
-        """Take what makes the device's method for plain experts."""
-        self._plain = plain
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...]:
         """Return [experts, out, in / 32, 16] of bytes, or without the last of scales."""
@@ -104,18 +100,7 @@ class Mxfp4Experts:
                 given = ", ".join(found)
                 found.clear()
                 raise ModelError(f"of the experts' {matrix}, {given} came alone; send blocks and scales together.")
-        if isinstance(self._keeper, PlainKeeper):
-            self._keeper.method.finish(layer)
-
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts give."""
-        out: torch.Tensor = self._keeper.apply(layer, x, shares, experts)
-        return out
-
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return each row's product with the matrix of its expert."""
-        out: torch.Tensor = self._keeper.product(layer, matrix, x, experts)
-        return out
+        super().finish(layer)
 
 
 def unpack(blocks: torch.Tensor, scales: torch.Tensor) -> ScaledFloats:

@@ -7,13 +7,14 @@ in four bits; IQ4_NL has a float16 scale, and codes stand for integers that are 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from core.api import ModelError, Part
+from core.quantization.experts import KeptExperts
 from core.quantization.formats import StoredFormat
 from core.quantization.keeping import PlainKeeper, Unaided, keeper_of
 from core.quantization.layouts import GroupedInts, Grouping, ScaledFloats
@@ -97,19 +98,14 @@ class Coded(StoredMethod):
     decide_head = decide_embedding = decide
 
 
-class CodedExperts:
+class CodedExperts(KeptExperts):
     """The experts of a layer; their weights come one by one, or all in one tensor of blocks."""
 
-    suffixes: tuple[str, ...] = ("weight",)
     endings: tuple[str, ...] = ("",)
 
     def __init__(self, stored: Codes, unaided: Unaided) -> None:
+        super().__init__()
         self._format, self._unaided = stored, unaided
-        self._keeper: Any = None
-
-    def onto(self, plain: Callable[[], Any]) -> None:
-        """Take what makes the device's method for plain experts."""
-        self._plain = plain
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
         """Return nothing: `load` looks."""
@@ -134,18 +130,3 @@ class CodedExperts:
             whole = tensor[own.expert] if part.num_experts else tensor
             for rows, layout in self._format.unpacked({suffix or "weight": whole}, own):
                 self._keeper.put(layer, rows, layout, own.matrix, own.expert)
-
-    def finish(self, layer: nn.Module) -> None:
-        """Let a method of plain weights repack."""
-        if isinstance(self._keeper, PlainKeeper):
-            self._keeper.method.finish(layer)
-
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts give."""
-        out: torch.Tensor = self._keeper.apply(layer, x, shares, experts)
-        return out
-
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return each row's product with the matrix of its expert."""
-        out: torch.Tensor = self._keeper.product(layer, matrix, x, experts)
-        return out
