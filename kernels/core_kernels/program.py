@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -35,14 +35,16 @@ class Program:
     ) -> None:
         """`steps` are the attention's plans of the recorded step, `out` is what it returned. Raises `Unrecordable`.
 
+        Layers that shared a plan share one in each run; those of `steps` that no call attended by can be as they like.
         Programs that share a `room` overwrite each other's results.
         """
         if recording.refused:
             raise Unrecordable(recording.refused)
         self._run: Final = library.core_program_run
-        self._places: Final = {step.facts.starts: place for place, step in enumerate(_distinct(steps))}
-        self._steps: Final = (ctypes.c_void_p * max(1, len(self._places)))()
+        self._places: Final = _places(steps)
+        self._steps: Final = (ctypes.c_void_p * max(1, len(steps)))()
         self._layers: Final = [self._layer(arguments[0]) for name, arguments in recording.calls if name == ATTENTION]
+        self._read: Final = {self._places[layer.starts] for layer in self._layers}
         arena = Arena(recording.made, [_pointers(*call) for call in recording.calls], out.data_ptr(), room or Room())
         result = arena.kept(out)
         if result is None:
@@ -64,8 +66,8 @@ class Program:
 
         Raises `IndexError` for an id that is no row of an embedding.
         """
-        for place, step in enumerate(_distinct(steps)):
-            self._steps[place] = ctypes.addressof(step.facts)
+        for place in self._read:
+            self._steps[place] = ctypes.addressof(steps[place].facts)
         if (failed := self._run(self._calls, self._count)) >= 0:
             raise IndexError(f"an id is no row of the embedding (call {failed} of {self._count} of a recorded step)")
         return self._out
@@ -84,8 +86,13 @@ class Program:
         return [ctypes.addressof(layer), ctypes.addressof(self._steps) + place * _POINTER]
 
 
-def _distinct(steps: Iterable[Any]) -> list[AttentionStep]:
-    return list({id(step): step for step in steps if isinstance(step, AttentionStep)}.values())
+def _places(steps: Sequence[Any]) -> dict[int, int]:
+    """Return where each plan stands first, by the address of its starts."""
+    places: dict[int, int] = {}
+    for place, step in enumerate(steps):
+        if isinstance(step, AttentionStep):
+            places.setdefault(step.facts.starts, place)
+    return places
 
 
 def _pointers(name: str, arguments: tuple[Any, ...]) -> list[int]:

@@ -234,6 +234,9 @@ def test_attention_goes_by_the_plan_it_is_given(library: ctypes.CDLL) -> None:
         x.copy_(torch.randn_like(x))
         step = plan(lengths)
         assert torch.equal(program.run((step, step)), layers(x, plan(lengths), other))
+    x.copy_(torch.randn_like(x))
+    beside = plan([4, 20])  # of a layer that is not the model's: a guesser's, which a step of trees plans for itself
+    assert torch.equal(program.run((plan([18, 21]), beside, beside)), layers(x, plan([18, 21]), other))
     assert all(torch.equal(cache, copy) for cache, copy in zip(caches, other, strict=True))
     with pytest.raises(Unrecordable, match="none of the step's"):
         Program(library, recording, (), out)
