@@ -55,8 +55,8 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "pt_load_map_location": (str | Json, "cpu"),
         "max_parallel_loading_workers": (Number, None),
     },
-    "Caches that layers share, and groups of layers that do not": {
-        "kv_sharing_fast_prefill": (bool, False),
+    "Prompts without the layers that have others' caches": {"kv_sharing_fast_prefill": (bool, False)},
+    "One group of blocks for layers that keep different things": {
         "disable_hybrid_kv_cache_manager": (bool | None, None),
     },
     "Moving weights and caches out of device memory": {
@@ -151,13 +151,15 @@ def _all_zero(value: Any) -> bool:
 NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
     "limit_mm_per_prompt": _all_zero,
     "mm_processor_cache_gb": lambda value: value == 0,
-    "swap_space": lambda value: value == 0,
+    "swap_space": lambda value: value >= 0,  # vLLM moves nothing there either: who is preempted is computed again
+    "disable_hybrid_kv_cache_manager": lambda value: not value,
+    **dict.fromkeys(("dcp_kv_cache_interleave_size", "cp_kv_cache_interleave_size"), lambda value: value > 0),
     **dict.fromkeys(
         ("disable_custom_all_reduce", "disable_cascade_attn", "disable_chunked_mm_input", "skip_mm_profiling"),
         lambda value: True,
     ),
 }
-"""Values other than the default that ask for nothing: they switch off what is not there."""
+"""Values other than the default that ask for nothing: they switch off what is not there, or say how it is to be."""
 MOVED: Final[Mapping[str, tuple[Any, Any, str]]] = {
     "guided_decoding_backend": (Text, None, "backend"),
     "guided_decoding_disable_fallback": (bool, False, "disable_fallback"),

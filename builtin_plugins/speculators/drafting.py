@@ -30,7 +30,12 @@ _decode: Final = msgspec.msgpack.Decoder(Granted).decode
 SHORTEST_REST: Final = 8
 """Steps in which nothing is considered, after one in which guesses did not pay; each rest is twice as long as the last."""
 VAIN_SHARE: Final = 0.01
-"""Of the time that may be spent on considering guesses, and looking for them, in vain."""
+"""Of all time that may be spent on considering guesses, and looking for them, in vain."""
+SAVED_SHARE: Final = 0.25
+"""Of the time that guesses have saved that may be spent on looking in vain besides, without any rest: where guesses were right of
+late there will be more, and a rest misses them."""
+MOST_SPARE_S: Final = 0.02
+"""As much of that is kept, and is there at the start."""
 
 
 class Drafting:
@@ -67,6 +72,8 @@ class Drafting:
         """What it took in this step to guess, or before it to look for guesses."""
         self._rest = self._last_rest = 0
         """Steps to go, and as many as there were, before it is considered again whether to guess."""
+        self._spare_s = MOST_SPARE_S
+        """Time that may be spent on looking in vain without a rest behind it."""
         self._resting = False
         """In this step nothing is considered."""
         self._slept, self._last_s = 0, 0.0
@@ -207,12 +214,13 @@ class Drafting:
         (costs.take_prompts if self._num_tokens > num_plain else costs.take)(self._num_tokens, seconds)
         accepted = self._verified(rows, drafted, sampled)
         if self._checked[0]:
-            guessing_s = self._guessing_s + self._looking_s
-            self._pace.tried(seconds + self._looking_s, sum(accepted) / len(rows), guessing_s)
+            took_s, gained = seconds + self._looking_s, sum(accepted) / len(rows)
+            self._pace.tried(took_s, gained, self._guessing_s + self._looking_s)
+            saved_s = self._pace.saved_s(len(rows), took_s, gained)
+            self._spare_s = min(MOST_SPARE_S, self._spare_s + SAVED_SHARE * saved_s)
         wanted, rest = self._want(speculator, rows, sampled)
         if self._adaptive and not any(wanted):
-            steps = (time.perf_counter() - ended_s) / (VAIN_SHARE * seconds)
-            self._rest, self._resting_rows = max(rest, int(min(LONGEST_REST, steps))), len(rows)
+            self._rest, self._resting_rows = self._rest_after(rest, time.perf_counter() - ended_s, seconds), len(rows)
         checked = [place for place, count in enumerate(drafted) if count]
         report = Report.of(
             [rows[place] for place in checked],
@@ -225,6 +233,15 @@ class Drafting:
             return None
         self._wanting = bool(report.wanting)
         return _encode(report)
+
+    def _rest_after(self, least: int, vain_s: float, step_s: float) -> int:
+        """Return how many steps to rest, `least` at least, when so long was spent on no guesses; none where nothing was found and there
+        is time to spare.
+        """
+        if not least and vain_s <= self._spare_s:
+            self._spare_s -= vain_s
+            return 0
+        return max(least, int(min(LONGEST_REST, vain_s / (VAIN_SHARE * step_s))))
 
     def _is_resting(self, num_rows: int) -> bool:
         """Say whether this step is one of those in which nothing is considered."""
