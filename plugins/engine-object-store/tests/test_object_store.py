@@ -151,7 +151,7 @@ def test_blocks_come_back_from_a_server_that_speaks_s3(expected: list[list[int]]
 @pytest.mark.parametrize("fault", ["refuse", "hang", "cut"])
 def test_a_server_that_fails_costs_a_recomputation(expected: list[list[int]], fault: str) -> None:
     """What writes has all the time it wants; only the engine that is to give up what hangs has a limit of its own."""
-    limit = {"timeout_s": 1.0} if fault == "hang" else {}
+    limit: dict[str, Any] = {"timeout_s": 1.0} if fault == "hang" else {}
     with serving() as bucket:
         with open_over(**of(bucket)) as writer:
             run(writer)
