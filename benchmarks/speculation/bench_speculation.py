@@ -3,7 +3,7 @@
 `costs` needs no model: microseconds of a look in a text of 8,000 tokens to which one is added each time, which are drawn or
 the same hundred again and again, and of a step of the scheduler for 64 requests with guesses, of which half hold, and without.
 `speed` runs two engines in one process in turns, one that guesses and one that does not, or guesses as `--beside` says, on the same
-prompts, greedy or at `--temperature`: tokens in a second, the median of the rounds, and their ratio. With `--schemas`, each request
+prompts, greedy or at `--temperature`: tokens in a second, the median of the rounds, and the median of the rounds' ratios. With `--schemas`, each request
 has a JSON schema of its own to keep to, and its answer is read. With `--questions`, held-out questions to the demo model are
 asked instead, as many of each of six skills, other ones in each round, and answers end where they end.
 
@@ -142,25 +142,28 @@ def _speed(arguments: argparse.Namespace) -> None:
     ):
         for streams in arguments.streams:
             rounds = _rounds(arguments, plain, streams)
-            figures: dict[int, list[float]] = {0: [], 1: []}
-            counts: dict[int, str] = {}
-            for turn in range(2 * (arguments.rounds + 1)):
-                prompts, params = rounds[turn // 2 % len(rounds)]
-                begun = time.perf_counter()
-                llm, outputs = (plain, guessing)[turn % 2], []
-                for at in range(0, len(prompts), streams):
-                    outputs += llm.generate(prompts[at : at + streams], params[at : at + streams], use_tqdm=False)
-                took = time.perf_counter() - begun
-                made = sum(len(output.outputs[0].token_ids) for output in outputs)
-                counts[turn % 2] = _counts(outputs)
-                if turn > 1:  # the first turn of each warms up
-                    figures[turn % 2].append(made / took)
-            without, speed = (statistics.median(figures[turn]) for turn in (0, 1))
+            figures: list[tuple[float, float]] = []
+            counts = ["", ""]
+            for turn in range(arguments.rounds + 1):
+                prompts, params = rounds[turn % len(rounds)]
+                speeds = [0.0, 0.0]
+                for which in (0, 1) if turn % 2 else (1, 0):  # whoever comes second may find the machine otherwise
+                    llm, outputs = (plain, guessing)[which], []
+                    begun = time.perf_counter()
+                    for at in range(0, len(prompts), streams):
+                        outputs += llm.generate(prompts[at : at + streams], params[at : at + streams], use_tqdm=False)
+                    took = time.perf_counter() - begun
+                    made = sum(len(output.outputs[0].token_ids) for output in outputs)
+                    counts[which], speeds[which] = _counts(outputs), made / took
+                if turn:  # the first one warms up
+                    figures.append((speeds[0], speeds[1]))
+            without, speed = (statistics.median(pair[which] for pair in figures) for which in (0, 1))
+            ratios = statistics.quantiles([pair[1] / pair[0] for pair in figures], n=4, method="inclusive")
             print(
                 f"{streams} streams: {without:.0f} tokens/s ({counts[0]}), {speed:.0f} ({counts[1]} of {made} tokens): ",
                 end="",
             )
-            print(f"{speed / without:.2f} times")
+            print(f"{ratios[1]:.2f} times (quartiles {ratios[0]:.2f} and {ratios[2]:.2f})")
             if arguments.schemas:
                 held = sum(_holds(output.outputs[0].text, each) for output, each in zip(outputs, params, strict=True))
                 print(f"{held} of {streams} answers hold their schema")

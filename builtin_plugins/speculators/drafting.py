@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 import torch
 
+from builtin_plugins.speculators.balance import LONGEST_REST, Balance
 from builtin_plugins.speculators.messages import NAME, Granted, Report
-from builtin_plugins.speculators.pace import KEPT, LONGEST_REST, Ints, Pace
+from builtin_plugins.speculators.pace import KEPT, MISJUDGED, Ints, Pace
 from core.api import DraftRow
 
 if TYPE_CHECKING:
@@ -28,14 +29,7 @@ log = logging.getLogger(__name__)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Granted).decode
 SHORTEST_REST: Final = 8
-"""Steps in which nothing is considered, after one in which guesses did not pay; each rest is twice as long as the last."""
-VAIN_SHARE: Final = 0.01
-"""Of all time that may be spent on considering guesses, and looking for them, in vain."""
-SAVED_SHARE: Final = 0.25
-"""Of the time that guesses have saved that may be spent on looking in vain besides, without any rest: where guesses were right of
-late there will be more, and a rest misses them."""
-MOST_SPARE_S: Final = 0.02
-"""As much of that is kept, and is there at the start."""
+"""Steps in which nothing is considered, after one in which guesses would not have paid; each rest is twice as long as the last."""
 
 
 class Drafting:
@@ -68,19 +62,18 @@ class Drafting:
         self._between_s: tuple[deque[float], deque[float]] = deque(maxlen=KEPT), deque(maxlen=KEPT)
         """What lay between the last few steps without guesses and the next, and between those with guesses and the next: all that
         is not done on the device. The shortest counts."""
-        self._guessing_s = self._looking_s = 0.0
-        """What it took in this step to guess, or before it to look for guesses."""
+        self._guessing_s = 0.0
+        """What it took in this step to guess."""
         self._rest = self._last_rest = 0
         """Steps to go, and as many as there were, before it is considered again whether to guess."""
-        self._spare_s = MOST_SPARE_S
-        """Time that may be spent on looking in vain without a rest behind it."""
+        self._balance: Final = Balance()
         self._resting = False
         """In this step nothing is considered."""
         self._slept, self._last_s = 0, 0.0
         """Steps since the last one that it took part in, and what that took."""
         self._resting_rows = 0
-        self._looks_s: deque[float] = deque(maxlen=KEPT)
-        """What it took to look for guesses of one row, the last few times; the shortest counts, as of steps."""
+        self._considering_s: deque[float] = deque(maxlen=KEPT)
+        """What it took to consider guesses of one row, and to look for them, the last few times; the shortest counts, as of steps."""
         self._wanting = False
 
     def _make_pace(self, settings: SpeculativeConfig, num_rows: int) -> Pace:
@@ -195,8 +188,9 @@ class Drafting:
             return None
         ended_s = self._ended_s = time.perf_counter()
         seconds = ended_s - self._begun_s + min(self._between_s[bool(self._checked[0])], default=0.0)
-        self._pace.passed(seconds)
-        self._pace.passed(min(seconds, self._last_s), self._slept)  # it is not known that they took longer
+        for account in (self._pace, self._balance):
+            account.passed(seconds)
+            account.passed(min(seconds, self._last_s), self._slept)  # it is not known that they took longer
         self._slept, self._last_s, speculator = 0, seconds, self._speculator
         if speculator is None or self._resting:  # it may have failed in this step
             if not self._wanting:
@@ -214,13 +208,16 @@ class Drafting:
         (costs.take_prompts if self._num_tokens > num_plain else costs.take)(self._num_tokens, seconds)
         accepted = self._verified(rows, drafted, sampled)
         if self._checked[0]:
-            took_s, gained = seconds + self._looking_s, sum(accepted) / len(rows)
-            self._pace.tried(took_s, gained, self._guessing_s + self._looking_s)
-            saved_s = self._pace.saved_s(len(rows), took_s, gained)
-            self._spare_s = min(MOST_SPARE_S, self._spare_s + SAVED_SHARE * saved_s)
-        wanted, rest = self._want(speculator, rows, sampled)
+            saved_s = self._pace.tried(len(rows), seconds, sum(accepted) / len(rows), self._guessing_s)
+            self._balance.saved(saved_s, self._pace.plain_s(len(rows)))
+        wanted, rest = [0] * len(rows), 0
+        if not (self._adaptive and self._balance.is_spent):
+            wanted, rest = self._want(speculator, rows, sampled)
+            self._considering_s.append((time.perf_counter() - ended_s) / len(rows))
+        self._ended_s = time.perf_counter()
+        self._balance.spent(min(self._ended_s - ended_s, MISJUDGED * seconds))
         if self._adaptive and not any(wanted):
-            self._rest, self._resting_rows = self._rest_after(rest, time.perf_counter() - ended_s, seconds), len(rows)
+            self._rest, self._resting_rows = max(rest, self._balance.rest(seconds)), len(rows)
         checked = [place for place, count in enumerate(drafted) if count]
         report = Report.of(
             [rows[place] for place in checked],
@@ -233,15 +230,6 @@ class Drafting:
             return None
         self._wanting = bool(report.wanting)
         return _encode(report)
-
-    def _rest_after(self, least: int, vain_s: float, step_s: float) -> int:
-        """Return how many steps to rest, `least` at least, when so long was spent on no guesses; none where nothing was found and there
-        is time to spare.
-        """
-        if not least and vain_s <= self._spare_s:
-            self._spare_s -= vain_s
-            return 0
-        return max(least, int(min(LONGEST_REST, vain_s / (VAIN_SHARE * step_s))))
 
     def _is_resting(self, num_rows: int) -> bool:
         """Say whether this step is one of those in which nothing is considered."""
@@ -282,21 +270,17 @@ class Drafting:
 
     def _want(self, speculator: Speculator, rows: Sequence[int], sampled: Sampled) -> tuple[list[int], int]:
         """Return how many guesses each row shall check in the next step; and if none, how many steps to rest at least."""
-        index, ready, looking_s = np.asarray(rows), self._ready(rows), 0.0
+        index, ready = np.asarray(rows), self._ready(rows)
         # Where it did not pay of late, nobody looks unless it would if there were guesses for all.
         idle = self._last_rest > 0 and not self._pace.choose(index, ready, pretend=True).any()
         if speculator.finds and not idle:
-            begun_s, ends = time.perf_counter(), sampled.ends.tolist()
-            asked = [(row, end + 1, self._most) for row, end in zip(rows, ends, strict=True)]
+            asked = [(row, end + 1, self._most) for row, end in zip(rows, sampled.ends.tolist(), strict=True)]
             self._found = self._drafts(speculator, asked)
-            took_s = time.perf_counter() - begun_s
-            self._looks_s.append(took_s / len(rows))
-            self._ended_s += took_s  # which counts by itself
-            self._looking_s = looking_s = min(self._looks_s) * len(rows)
             ready = np.array([len(self._found.get(row, ())) for row in rows])
             if not ready.any():
                 return [0] * len(rows), 0
-        wanted = np.zeros_like(index) if idle else self._pace.choose(index, ready, looking_s)
+        considering_s = min(self._considering_s, default=0.0) * len(rows)
+        wanted = np.zeros_like(index) if idle else self._pace.choose(index, ready, considering_s)
         self._last_rest = 0 if wanted.any() else max(SHORTEST_REST, min(LONGEST_REST, 2 * self._last_rest))
         counts: list[int] = wanted.tolist()
         return counts, self._last_rest

@@ -39,9 +39,7 @@ TRIAL_S: Final = 0.1
 TRIAL_SHARE: Final = 0.005
 """... and for each second of steps; it is saved up to as much as a step takes, so that large models are tried, too."""
 MISJUDGED: Final = 4
-"""So many times what was reckoned a trial may count: of longer ones it is another process that made them so."""
-LONGEST_REST: Final = 256
-"""Steps."""
+"""So many times what was reckoned a trial, or a step, may count: of longer ones it is another process that made them so."""
 
 
 class Costs:
@@ -123,21 +121,25 @@ class Pace:
         self._trial_s = min(self._trial_s + TRIAL_SHARE * steps * seconds, max(TRIAL_S, seconds))
         self._likely += (1 - (1 - FADING) ** steps) * (LIKELY - self._likely)
 
-    def tried(self, seconds: float, gained: float, guessing_s: float) -> None:
-        """Note that a step with guesses has taken so long and brought each row `gained` tokens more than one, on average.
+    def tried(self, num_rows: int, seconds: float, gained: float, guessing_s: float) -> float:
+        """Return how much sooner a step with guesses brought its tokens than steps without would have; less than 0: later.
 
-        Of a trial not what was reckoned counts but what it has lost; `guessing_s` of it went into making the guesses.
+        It has taken `seconds`, `guessing_s` of it to make the guesses, and brought each row `gained` tokens more than one, on
+        average. Nothing is said of a trial, which has an account of its own: not what was reckoned counts, but what it has lost.
         """
         if self._trying is not None:
             plain_s, reckoned_s = self._trying
             lost_s = min(max(0.0, seconds - plain_s * (1 + gained)), MISJUDGED * reckoned_s + guessing_s)
             self._trial_s = min(self._trial_s + reckoned_s - lost_s, max(TRIAL_S, plain_s))
             self._trying = None
+            return 0.0
+        plain_s = self.plain_s(num_rows)
+        return plain_s * (1 + gained) - min(seconds, MISJUDGED * plain_s + guessing_s) if plain_s else 0.0
 
-    def saved_s(self, num_rows: int, seconds: float, gained: float) -> float:
-        """Return how much sooner such a step brought its tokens than steps without guesses would have; 0: it did not."""
-        plain = self.costs.of(np.array([num_rows]))
-        return 0.0 if plain is None else max(0.0, float(plain[0]) * (1 + gained) - seconds)
+    def plain_s(self, num_rows: int) -> float:
+        """Return what a step of these rows takes without guesses; 0 where it is not known."""
+        seconds = self.costs.of(np.array([num_rows]))
+        return 0.0 if seconds is None else float(seconds[0])
 
     def entered(self, row: int) -> None:
         """Another request has a row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -44,6 +45,17 @@ MODEL: dict[str, Any] = {"finds": False, "row_s": 200e-6, "first_s": 1e-3}
 )
 def test_a_full_batch_loses_nothing(monkeypatch: pytest.MonkeyPatch, guesser: dict[str, Any], right: float) -> None:
     assert engine(monkeypatch, full, **guesser).run(2000, right) > 0.98
+
+
+def test_steps_that_mostly_take_longer_than_the_shortest_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is reckoned from the shortest of the last few would pay; what they take does not."""
+    draw = Random(0)
+
+    def uneven(size: int) -> float:
+        more = 0.35 * (size - ROWS) / ROWS
+        return 0.0035 * (1 + more * (1 if draw.random() < 0.2 else 4))
+
+    assert engine(monkeypatch, uneven, **LOOKUP).run(4000, 0.6) > 0.98
 
 
 @pytest.mark.parametrize("length", [20, 128])

@@ -84,7 +84,7 @@ def test_a_trial_counts_as_what_it_has_lost() -> None:
         while any(choose(pace, 8)):
             trials += 1
             if seconds is not None:
-                pace.tried(seconds, 0.0, 0.0)
+                pace.tried(8, seconds, 0.0, 0.0)
         counts.append(trials)
     assert 0 < 2 * counts[1] < counts[0], "they took much longer than was reckoned"
     for _ in range(50):
@@ -93,7 +93,7 @@ def test_a_trial_counts_as_what_it_has_lost() -> None:
     pace.passed(60.0)
     for _ in range(50):
         assert any(choose(pace, 8)), "trials that bring what they cost are free"
-        pace.tried(0.004, 4.0, 0.0)
+        pace.tried(8, 0.004, 4.0, 0.0)
 
 
 def test_models_of_long_steps_are_tried_once_the_time_is_saved() -> None:
