@@ -36,7 +36,7 @@ KEPT: Final = 8
 """Steps of a size, the last ones, of which the shortest counts."""
 TRIAL_S: Final = 0.1
 """Time that trials of sizes may have lost from the start, ..."""
-TRIAL_SHARE: Final = 0.005
+TRIAL_SHARE: Final = 0.0025
 """... and for each second of steps; it is saved up to as much as a step takes, so that large models are tried, too."""
 MISJUDGED: Final = 4
 """So many times what was reckoned a trial, or a step, may count: of longer ones it is another process that made them so."""

@@ -100,7 +100,7 @@ def test_models_of_long_steps_are_tried_once_the_time_is_saved() -> None:
     pace = told({1: 0.5})
     pace.costs.take_prompts(20, 1.0)  # five tokens as in prompts: a quarter of a second
     assert choose(pace, 1) == [2], "a tenth of a second"
-    for _ in range(100):
+    for _ in range(200):
         pace.passed(0.5)
     assert choose(pace, 1) == [MOST]
 
