@@ -1,5 +1,6 @@
 """LFM2: short convolutions between gates, attention in some layers, experts in its larger form."""
 
+from builtin_plugins.models.mixtral_names import EXPERTS_IN_MEMORY
 from core.api import (
     DecoderSpec,
     Entry,
@@ -30,6 +31,7 @@ NAMES = WeightNames(
     expert_gate="w1",
     expert_up="w3",
     expert_down="w2",
+    rename=EXPERTS_IN_MEMORY,
     experts_gate_up="feed_forward.experts.gate_up_proj",
     experts_down="feed_forward.experts.down_proj",
 )

@@ -1,17 +1,14 @@
 """MiniMax Text 01: lightning attention, full attention between, experts; norms change the stream itself."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, LightningSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from dataclasses import replace
+
+from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
+from core.api import DecoderSpec, Entry, LayerSpec, LightningSpec, ModelFacts, MoeSpec, hookimpl
 
 DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
-NAMES = WeightNames(
+NAMES = replace(
+    MIXTRAL_NAMES,
     recurrent="self_attn",
-    router="block_sparse_moe.gate",
-    expert="block_sparse_moe.experts.{}",
-    expert_gate="w1",
-    expert_up="w3",
-    expert_down="w2",
-    experts_gate_up="block_sparse_moe.experts.gate_up_proj",
-    experts_down="block_sparse_moe.experts.down_proj",
     # They follow from the sizes.
     ignored=("*.rotary_emb.inv_freq", *(f"*.self_attn.{name}" for name in DECAYS)),
 )

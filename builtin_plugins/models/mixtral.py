@@ -1,14 +1,7 @@
 """Mixtral: Mistral whose MLPs are mixtures of experts."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, NormSpec, WeightNames, hookimpl
-
-NAMES = WeightNames(
-    router="block_sparse_moe.gate",
-    expert="block_sparse_moe.experts.{}",
-    expert_gate="w1",
-    expert_up="w3",
-    expert_down="w2",
-)
+from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, NormSpec, hookimpl
 
 
 @hookimpl
@@ -31,4 +24,4 @@ def spec(hf_config: object) -> DecoderSpec:
     attention = facts.attention(rope=rope, window=facts.window())
     layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
     layers = (layer,) * facts.num_layers()
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=MIXTRAL_NAMES)

@@ -1,16 +1,7 @@
 """Phi-3.5-MoE: two experts by sparsemixer, layer norms, long rotary positions with a factor for each length."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
-
-NAMES = WeightNames(
-    router="block_sparse_moe.gate",
-    expert="block_sparse_moe.experts.{}",
-    expert_gate="w1",
-    expert_up="w3",
-    expert_down="w2",
-    experts_gate_up="block_sparse_moe.experts.gate_up_proj",
-    experts_down="block_sparse_moe.experts.down_proj",
-)
+from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
+from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, hookimpl
 
 
 @hookimpl
@@ -37,4 +28,4 @@ def spec(hf_config: object) -> DecoderSpec:
     layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
     layers = (layer,) * facts.num_layers()
     head_bias = facts.flag("lm_head_bias")
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, head_bias=head_bias, names=NAMES)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, head_bias=head_bias, names=MIXTRAL_NAMES)

@@ -1,5 +1,6 @@
 """Mixtures whose scores are sigmoids with a correction for the choice: GLM 4.5, dots.llm1, Solar Open, MiniMax M2, AFM."""
 
+from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
 from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl, layer_behind
 
 HERE = "builtin_plugins.models.sigmoid_moe"
@@ -100,17 +101,7 @@ def minimax_m2(hf_config: object) -> DecoderSpec:
     )
     attention = facts.attention(**heads, rope=rope, qk_norm=norm, qk_norm_over="all")
     layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
-    names = WeightNames(
-        router="block_sparse_moe.gate",
-        choice_bias="block_sparse_moe.e_score_correction_bias",
-        expert="block_sparse_moe.experts.{}",
-        expert_gate="w1",
-        expert_up="w3",
-        expert_down="w2",
-        experts_gate_up="block_sparse_moe.experts.gate_up_proj",
-        experts_down="block_sparse_moe.experts.down_proj",
-    )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=MIXTRAL_NAMES)
 
 
 def afmoe(hf_config: object) -> DecoderSpec:

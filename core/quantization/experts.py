@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from core.errors import ModelError
 from core.quantization.keeping import Formats, PlainKeeper, keeper_of
 from core.quantization.layers import Arrived
 
@@ -53,7 +54,10 @@ class StoredExperts(KeptExperts):
         self._formats, self._prefix = formats, prefix
         self._arrived = Arrived()
         self.endings: tuple[str, ...] = ("",)
-        """A format has no word for all experts' weights in one tensor; plain ones may come so."""
+        """A format has no word for all experts' weights in one tensor. Plain ones come so, whatever the config says of single
+        experts: tools that quantize linear layers alone leave such a tensor as it is."""
+        self._sizes: tuple[Any, ...] = ()
+        self._is_filled = False
 
     def facts(self, prefix: str) -> Any:
         """Return who knows the tensors of one expert's matrix: its format, or the method for plain weights."""
@@ -76,8 +80,7 @@ class StoredExperts(KeptExperts):
         first = next(iter(parts.values()), None)
         self._keeper = keeper_of(None if ordered else common, self._plain, first, [hidden, width])
         self._keeper.create(layer, num_experts, width, hidden, dtype)
-        if not all(own is None or own.reads_plain for own in stored.values()):
-            self.endings = ()
+        self._sizes = num_experts, width, hidden, dtype
         if isinstance(self._keeper, PlainKeeper):
             for own in stored.values():
                 self._formats.unaided.add(width * hidden * (1 if parts else num_experts), own, dtype)
@@ -89,7 +92,7 @@ class StoredExperts(KeptExperts):
         if stored is not None and part.num_experts:
             stored = stored if stored.reads_plain else None
         if stored is None:
-            self._keeper.method.load(layer, suffix, tensor, part)
+            self._plain_keeper(layer).method.load(layer, suffix, tensor, part)
             return
         if part.num_experts:
             self._formats.unaided.say()
@@ -102,7 +105,20 @@ class StoredExperts(KeptExperts):
             self._formats.unaided.say()
             self._put(layer, stored, tensors, part)
 
+    def _plain_keeper(self, layer: nn.Module) -> PlainKeeper:
+        """Return who keeps plain weights; it takes the place of one that nothing has come for, and that one's parameters."""
+        if not isinstance(self._keeper, PlainKeeper):
+            if self._is_filled:
+                raise ModelError(
+                    "of these experts single ones came before, stored as the quantization config says; all of them in one "
+                    "plain tensor are another layout. Send them as the checkpoint has them."
+                )
+            self._keeper = PlainKeeper(self._plain())
+            self._keeper.create(layer, *self._sizes)
+        return self._keeper
+
     def _put(self, layer: nn.Module, stored: StoredFormat, tensors: dict[str, torch.Tensor], part: Part) -> None:
+        self._is_filled = True
         for rows, layout in stored.unpacked(tensors, part):
             self._keeper.put(layer, rows, layout, part.matrix, part.expert)
 

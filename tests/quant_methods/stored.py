@@ -72,12 +72,23 @@ def scores(
 ) -> torch.Tensor:
     """Return log-probabilities after each of a few tokens."""
     torch.set_num_threads(1)
+    decoder = model(architecture, folder, quant, group, plain)
+    decoder.load_weights(tensors.items())
+    return Session(decoder).step(IDS)
+
+
+def model(
+    architecture: str,
+    folder: Path,
+    quant: QuantMethod | None = None,
+    group: ParallelGroup | None = None,
+    plain: QuantMethod | None = None,
+) -> Decoder:
+    """Return a model without weights."""
     module, _, function = MODULES[architecture].partition(":")
     spec = getattr(importlib.import_module(f"builtin_plugins.models.{module}"), function)(read_config(folder))
     context = plain_context(group)
-    decoder = Decoder(spec, replace(context, quant=quant or context.quant, plain=plain))
-    decoder.load_weights(tensors.items())
-    return Session(decoder).step(IDS)
+    return Decoder(spec, replace(context, quant=quant or context.quant, plain=plain))
 
 
 def on_two_ranks(architecture: str, folder: Path, tensors: Tensors, make: Callable[[], QuantMethod]) -> torch.Tensor:

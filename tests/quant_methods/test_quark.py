@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from builtin_plugins.quant_methods.packed.method import make_method
 from builtin_plugins.quant_methods.quark.method import Quark
 from core.errors import ModelError
-from tests.quant_methods.stored import Tensors, Writer, assert_alike, checkpoint, is_linear, packed, scores
+from tests.quant_methods.stored import (
+    Tensors,
+    Writer,
+    assert_alike,
+    checkpoint,
+    is_linear,
+    model,
+    on_two_ranks,
+    packed,
+    scores,
+)
 from tests.quant_methods.test_floats import E2M1, eight_bits
 
 LLAMA = "LlamaForCausalLM"
@@ -110,3 +122,84 @@ def test_what_is_not_read_is_refused_by_name(facts: dict[str, Any], message: str
         Quark(config(facts))
     with pytest.raises(ModelError, match="weight_format is 'fake_quantized'"):
         Quark(config(CASES["mxfp4"][1], export={"weight_format": "fake_quantized"}))
+
+
+IN_MEMORY = (
+    (r"\.block_sparse_moe\.", ".mlp."),
+    (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
+    (r"(\.experts\.\d+)\.w2\.", r"\1.down_proj."),
+    (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),
+)
+
+
+def in_memory(tensors: Tensors) -> Tensors:
+    """Return tensors under the names that transformers 5 has in memory, which amd-quark 0.13 writes."""
+    found = {}
+    for name, tensor in tensors.items():
+        for pattern, there in IN_MEMORY:
+            name = re.sub(pattern, there, name)
+        found[name] = tensor
+    return found
+
+
+def fused(tensors: Tensors) -> Tensors:
+    """Return the same with plain experts in two tensors, as amd-quark leaves them that was not told to take them apart."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        place = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if place is None:
+            found[name] = tensor
+        else:
+            found.setdefault(place[1], {}).setdefault(place[2], []).append(tensor)
+    for stem in [name for name, own in found.items() if isinstance(own, dict)]:
+        own = {matrix: torch.stack(each) for matrix, each in found.pop(stem).items()}
+        found |= {f"{stem}.gate_up_proj": torch.cat((own["gate"], own["up"]), 1), f"{stem}.down_proj": own["down"]}
+    return found
+
+
+def outside(name: str) -> bool:
+    """Say whether it is the weight of a linear layer that is no expert's."""
+    return is_linear(name) and ".experts." not in name
+
+
+@pytest.mark.parametrize("name", ["fp8 of tensors", "mxfp4"])
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_fused_experts_stay_plain_whatever_the_config_says_of_layers(
+    architecture: str, name: str, tmp_path: Path
+) -> None:
+    write, facts = CASES[name]
+    stored, plain = packed(checkpoint(architecture, tmp_path), write, outside)
+    expected, given = scores(architecture, tmp_path, plain), fused(in_memory(stored))
+    assert_alike(scores(architecture, tmp_path, given, Quark(config(facts))), expected)
+    assert_alike(scores(architecture, tmp_path, given, Quark(config(facts)), plain=make_method()), expected)
+    if name == "fp8 of tensors":
+        assert_alike(on_two_ranks(architecture, tmp_path, given, lambda: Quark(config(facts))), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_taken_apart_have_names_of_memory(name: str, tmp_path: Path) -> None:
+    write, facts = CASES[name]
+    stored, plain = packed(
+        checkpoint("MixtralForCausalLM", tmp_path),
+        write,
+        lambda name: (
+            is_linear(name)
+            and not name.endswith("layers.1.block_sparse_moe.experts.0.w2.weight")
+            and ".0.self_attn.q" not in name
+        ),
+    )
+    layers = {"*.experts.*.gate_proj": facts}
+    exclude = ["lm_head", "*layers.0.self_attn.q_proj", "re:.*layers.1.mlp.experts.0.down_proj"]
+    quant = Quark(config(facts, layer_quant_config=layers, exclude=exclude))
+    found = scores("MixtralForCausalLM", tmp_path, in_memory(stored), quant)
+    assert_alike(found, scores("MixtralForCausalLM", tmp_path, plain))
+
+
+def test_experts_that_came_one_by_one_are_not_updated_by_a_plain_tensor_of_all(tmp_path: Path) -> None:
+    write, facts = CASES["fp8 of tensors"]
+    tensors = checkpoint("Qwen3MoeForCausalLM", tmp_path)
+    stored, _ = packed(tensors, write)
+    decoder = model("Qwen3MoeForCausalLM", tmp_path, Quark(config(facts)), plain=make_method())
+    decoder.load_weights(stored.items())
+    with pytest.raises(ModelError, match="single ones came before"):
+        decoder.load_weights(fused(packed(tensors, write, outside)[0]).items())
