@@ -133,7 +133,7 @@ def _read_header(folder: Path, most_bytes: int) -> tuple[Stored, ...]:
     except OSError as error:
         raise BadAdapter(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
-        header = json.loads(text.decode("utf-8"))
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_each_once)
         header.pop("__metadata__", None)
         found = [_stored(path, str(name), facts, 8 + length, size) for name, facts in header.items()]
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
@@ -145,6 +145,16 @@ def _read_header(folder: Path, most_bytes: int) -> tuple[Stored, ...]:
         if before.start + before.num_bytes > after.start:
             raise BadAdapter(f"{path} gives {before.name!r:.100} and {after.name!r:.100} the same bytes.")
     return tuple(found)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a header. Raises `ValueError` where a name comes twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it names {name!r:.100} twice")
+        found[name] = value
+    return found
 
 
 def _stored(path: Path, name: str, facts: Mapping[str, Any], base: int, size: int) -> Stored:

@@ -66,6 +66,9 @@ def broken(folder: Path, what: str) -> None:
         header["b"]["data_offsets"] = header["a"]["data_offsets"]
         text = json.dumps(header).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(200))
+    elif what == "twice":
+        text = b'{"a": {}, ' + json.dumps(header).encode()[1:]
+        path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(200))
     elif what == "pickle":
         path.unlink()
         (folder / "adapter_model.bin").write_bytes(b"x")
@@ -83,6 +86,7 @@ def broken(folder: Path, what: str) -> None:
         ("header", "its header would take 1073741824 bytes of"),
         ("cut", "cut off or damaged"),
         ("overlap", "the same bytes"),
+        ("twice", f"{WEIGHTS} has a header that cannot be read .it names 'a' twice"),
         ("pickle", "is a pickle, which may run any code"),
         ("missing", f"{WEIGHTS} is missing"),
         ("config", "is no JSON"),

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save
 
@@ -81,6 +82,10 @@ def change_facts(file: bytes, source: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + file[8 + length :]
 
 
+def entry(start: int, end: int) -> str:
+    return json.dumps({"dtype": "F32", "shape": [1], "data_offsets": [start, end]})
+
+
 def fault_of(model: ModelSource) -> str:
     """Read every tensor; return why that was refused, empty if it was not."""
     try:
@@ -89,6 +94,23 @@ def fault_of(model: ModelSource) -> str:
     except ModelError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        # The safetensors library takes the last one, and says nothing.
+        (f'{{"a": {entry(0, 4)}, "b": {entry(4, 8)}, "a": {entry(0, 4)}}}', "a"),
+        (f'{{"a": {entry(0, 4)}, "a": {entry(4, 8)}}}', "a"),
+        ('{"a": {"dtype": "F32", "dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}', "dtype"),
+        ('{"__metadata__": {}, "__metadata__": {"format": "pt"}}', "__metadata__"),
+    ],
+)
+def test_a_name_that_comes_twice_is_refused(header: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
+    message = fault_of(ModelSource("m", "A", None, path=str(tmp_path)))
+    assert message == f"{path} has a header that names {name!r} twice. Download the file again."
 
 
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:

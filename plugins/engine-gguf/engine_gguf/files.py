@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
 from core.api import ModelError
-from engine_gguf.header import Header, fault, read_header
+from engine_gguf.header import Header, fault, read_header, shown
 
 _SPLIT: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _MOST: Final = 10_000
@@ -44,7 +45,7 @@ def read_headers(path: Path) -> list[Header]:
                 f"{header.path} says that it is number {number} of {count} files, and its name says otherwise. Give a "
                 "model's files the names they had."
             )
-    names = [tensor.name for header in headers for tensor in header.tensors]
-    if len(set(names)) < len(names):
-        raise fault(path, "and the files beside it have tensors of the same name")
+    names = Counter(tensor.name for header in headers for tensor in header.tensors)
+    if len(names) < names.total():
+        raise fault(path, f"and the files beside it have the tensor {shown(names.most_common(1)[0][0])} twice")
     return headers

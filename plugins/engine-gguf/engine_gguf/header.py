@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -191,8 +192,9 @@ class _Reader:
             Stored(name, kind, shape, base + offset, prod(shape) // kind.inputs * kind.num_bytes)
             for name, shape, kind, offset in described
         ]
-        if len({tensor.name for tensor in found}) < len(found):
-            raise fault(self._path, "has two tensors of one name")
+        names = Counter(tensor.name for tensor in found)
+        if len(names) < len(found):
+            raise fault(self._path, f"has the tensor {shown(names.most_common(1)[0][0])} twice")
         found.sort(key=lambda tensor: tensor.start)
         for before, tensor in pairwise(found):
             if tensor.start < before.start + before.num_bytes:

@@ -56,7 +56,7 @@ BROKEN = {
     "long text in a list": (file_of([setting(b"a", 9, struct.pack("<IQQ", 8, 1, 2**60))], []), "is cut off"),
     "list of lists": (file_of([setting(b"a", 9, struct.pack("<IQ", 9, 1))], []), "lists of numbers and texts"),
     "type of a setting": (file_of([setting(b"a", 77, bytes(8))], []), "which there is not"),
-    "twice": (file_of([NAME, NAME], []), "twice"),
+    "twice": (file_of([NAME, NAME], []), "has the setting 'general.architecture' twice"),
     "alignment": (file_of([setting(b"general.alignment", 4, struct.pack("<I", 7))], []), "alignment 7"),
     "type of a tensor": (file_of([], [tensor(b"a", [32], 99, 0)]), "type 99"),
     "no dimensions": (file_of([], [tensor(b"a", [], 0, 0)]), "0 dimensions"),
@@ -67,7 +67,7 @@ BROKEN = {
     "outside": (file_of([], [tensor(b"a", [32], 0, 2**40)]), "is cut off"),
     "overlap": (file_of([], [tensor(b"a", [8], 0, 0), tensor(b"b", [8], 0, 0)]), "the same bytes"),
     "off": (file_of([], [tensor(b"a", [4], 0, 4)]), "off its alignment"),
-    "one name": (file_of([], [tensor(b"a", [8], 0, 0), tensor(b"a", [8], 0, 32)]), "one name"),
+    "one name": (file_of([], [tensor(b"a", [8], 0, 0), tensor(b"a", [8], 0, 32)]), "has the tensor 'a' twice"),
 }
 
 

@@ -104,7 +104,7 @@ def written(path: Path, number: int, count: int, names: list[str]) -> Path:
         ((1, 2), ["b"], None),
         ((0, 2), ["b"], "says that it is number 0 of 2 files, and its name says otherwise"),
         ((1, 3), ["b"], "says that it is number 1 of 3 files"),
-        ((1, 2), ["a"], "have tensors of the same name"),
+        ((1, 2), ["a"], "have the tensor 'a' twice"),
     ],
 )
 def test_splits_that_lie_are_refused(
