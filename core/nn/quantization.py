@@ -46,6 +46,8 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     except ModelError as error:  # of facts that are another method's it says nothing of use
         if is_another and stated not in getattr(made, "reads", ()):
             raise contradiction from error
+        if asked and asked != name:  # it knows itself by one name
+            raise ModelError(str(error).replace(f"--quantization {name} ", f"--quantization {asked} ")) from error
         raise
     if is_another and stated not in getattr(method, "reads", ()):
         raise contradiction

@@ -125,9 +125,13 @@ def test_weights_in_the_order_of_one_kernel_are_refused_with_the_reason(folder: 
             method_for(folder, registry, {**GPTQ, "quant_method": name})
 
 
-def test_a_name_of_a_stored_format_is_refused_where_nothing_is_stored_so(folder: Path, registry: Registry) -> None:
-    with pytest.raises(ModelError, match="--quantization gptq reads checkpoints that are stored so"):
-        method_for(folder, registry, quantization="gptq_marlin")
+@pytest.mark.parametrize("asked", ["gptq", "gptq_marlin", "moe_wna16", "cpu_wna16", "modelopt_fp4", "inc"])
+def test_a_name_of_a_stored_format_is_refused_where_nothing_is_stored_so(
+    folder: Path, registry: Registry, asked: str
+) -> None:
+    with pytest.raises(ModelError, match=f"--quantization {asked} reads checkpoints that are stored so") as caught:
+        method_for(folder, registry, quantization=asked)
+    assert str(caught.value).count("--quantization") == 2, "the other one is to be left out"
 
 
 def test_a_method_that_no_plugin_has_is_named(folder: Path, registry: Registry) -> None:
