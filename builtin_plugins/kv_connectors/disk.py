@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from builtin_plugins.kv_connectors.bounded import BoundedDirectory
 from builtin_plugins.kv_connectors.eviction import Name
-from builtin_plugins.kv_connectors.names import MAGIC, SEAL_BYTES, key_of, path_of
+from builtin_plugins.kv_connectors.names import MAGIC, SEAL_BYTES, Damaged, key_of, path_of
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
 
@@ -129,12 +129,14 @@ class Folder:
             raise
 
     def read(self, key: BlockKey, block: Block) -> bytes:
-        """Read a file; it counts as used now."""
+        """Read a file; it counts as used now. Raises `Damaged` for one that is not whole, `OSError` for one of others."""
         head = bytearray(len(self._magic) + SEAL_BYTES)
         with open(self._path / path_of(key), "rb", buffering=0) as file:
             _transfer(os.preadv, file.fileno(), [head, *block])
             with suppress(OSError):  # in a folder that has become read-only it is as good as before
                 os.utime(file.fileno())
+        if not head.startswith(MAGIC):
+            raise Damaged("it is no block's file any more")
         if not head.startswith(self._magic):
             raise OSError("it is no block's file of an engine that is set up alike")
         return bytes(head[len(self._magic) :])
@@ -148,12 +150,12 @@ class Folder:
 
 
 def _transfer(call: Any, descriptor: int, pieces: Iterable[Any]) -> None:
-    """Read or write all bytes of the pieces. Raises `OSError` where the file ends, or the disk."""
+    """Read or write all bytes of the pieces. Raises `OSError` where the disk is full, `Damaged` where the file ends."""
     views, at = [memoryview(piece).cast("B") for piece in pieces if len(piece)], 0
     while views:
         count = call(descriptor, views[:MOST_PIECES], at)
         if not count:
-            raise OSError("the file is cut short")
+            raise Damaged("the file is cut short")
         at += count
         while views and count >= len(views[0]):
             count -= len(views.pop(0))

@@ -1,10 +1,18 @@
-"""What blocks are called where others can see them: as files in a folder, or objects in a bucket."""
+"""What blocks are called where others can see them, as files in a folder or objects in a bucket, and what lies there instead."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from core.api import BlockKey
+
+
+class Damaged(Exception):
+    """What lies under a block's name is not what was written there."""
+
+
+DAMAGED: Final = f"{Damaged.__name__}: "
+"""What errors begin with that tell of it."""
 
 MAGIC: Final = b"engine-kv-block\x01"
 """What such a file begins with; its seal and the block follow."""

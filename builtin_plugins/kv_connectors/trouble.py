@@ -6,10 +6,13 @@ import logging
 from typing import Final
 
 from builtin_plugins.kv_connectors.messages import UNLIKE
+from builtin_plugins.kv_connectors.names import DAMAGED
 
 log = logging.getLogger(__name__)
 PATIENCE: Final = 3
 """Failures one after the other that are nobody's trouble."""
+WATCHED: Final = 64
+"""Blocks that must come back right, one behind the other, before damage is not told any more: a place that has damaged one may others."""
 SHORTEST_REST, LONGEST_REST = 32, 4096
 """Steps for which it is left alone, doubled each time it fails again."""
 
@@ -25,6 +28,8 @@ class Trouble:
         self._failures = 0
         self._rest = 0
         self._until = 0
+        self._watched = 0
+        """Blocks that must be right before it is well again."""
         self._stuck: set[int] = set()
         """Orders that take too long."""
 
@@ -35,8 +40,8 @@ class Trouble:
 
     @property
     def is_degraded(self) -> bool:
-        """Say whether it failed lately and has not worked since."""
-        return bool(self._stuck) or self._failures >= PATIENCE
+        """Say whether it failed lately and has not worked since, or has not worked for long since it damaged something."""
+        return bool(self._stuck or self._watched) or self._failures >= PATIENCE
 
     def may_ask(self, step: int) -> bool:
         """Say whether to begin something in this step."""
@@ -55,13 +60,17 @@ class Trouble:
     def ended(self, id_: int, error: str, step: int) -> None:
         """It is done with an order."""
         self._stuck.discard(id_)
+        if error.startswith(DAMAGED):
+            self._watched = WATCHED
+        elif not error:
+            self._watched = max(0, self._watched - 1)
         if error:
             self._failed(error, step, PATIENCE if error.startswith(UNLIKE) else 1)
-        elif self._failures and not self._stuck:
+        elif self.reason and not self._stuck:
             if self._failures >= PATIENCE:
                 log.info("%s by the KV connector %s works again", self._verb, self._name)
             self._failures = self._rest = self._until = 0
-            self.reason = ""
+            self.reason = self.reason if self._watched else ""
 
     def _failed(self, reason: str, step: int, count: int) -> None:
         self._failures += count

@@ -26,6 +26,7 @@ from builtin_plugins.kv_connectors.messages import (
     Refilled,
     Told,
 )
+from builtin_plugins.kv_connectors.names import Damaged
 from builtin_plugins.kv_connectors.sealing import sealer_on
 from core.api import BlockKey, EngineConfig, KVConnector, KVTransferConfig, ModelError, StoreParts
 from core.contracts.scheduling import LoadedParts, WorkerParts
@@ -36,15 +37,13 @@ SURVEY_SHARE: Final = 1 / 16
 """Of a store's size: after so many bytes written it is looked through again for what others have put there."""
 FOUND_AT_ONCE: Final = 4096
 CLOSE_S: Final = 3.0
+UNLIKE_WRITTEN: Final = "what was read is not what was written"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Orders).decode
 
 
-DAMAGED: Final = "what was read is not what was written"
-
-
-class Damaged(Exception):
-    """A block does not fit its seal."""
+class Unfit(Exception):
+    """A block of another engine does not fit its seal: it may have made room for another while it was read."""
 
 
 class Mover:
@@ -186,12 +185,12 @@ class Mover:
                 if self._sealer.copy(key, landing.sizes.cut(held), landing) != sealed:
                     for part in landing.arrays():
                         part.fill(0)  # damaged numbers may be none, and what is computed there reads all of a block
-                    raise Damaged(DAMAGED)
+                    raise Unfit("it is not what was sealed") if order.source else Damaged(UNLIKE_WRITTEN)
                 incoming.land(key.group, order.block)
             return
         staging = incoming.staging(key.group)
         if self._store.read(key, staging.arrays()) != self._sealer.seal(key, staging, self._store.seal):
-            raise Damaged(DAMAGED)
+            raise Damaged(UNLIKE_WRITTEN)
         with claim():
             incoming.put(key.group, order.block)
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from builtin_plugins.kv_connectors import disk
+from builtin_plugins.kv_connectors.names import path_of
+from builtin_plugins.kv_connectors.trouble import WATCHED
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
@@ -129,6 +131,30 @@ def test_damaged_files_are_noticed_and_computed_again(
         assert llm.reset_prefix_cache()
         assert run(llm)[0] == expected
         assert traffic(llm).counts.unloaded > 0
+
+
+def test_one_damaged_file_is_told_until_many_came_back_right(expected: list[list[int]], tmp_path: Path) -> None:
+    with open_llm("disk", {"folder": str(tmp_path)}) as llm:
+        half = traffic(llm)
+        run(llm, PROMPTS[:1])
+        settle(llm)
+        first = next(iter(half._holdings.directory._order))
+        run(llm)
+        settle(llm)
+        for path in tmp_path.rglob(Path(path_of(first)).name):
+            _flip(path)
+        assert llm.reset_prefix_cache()
+        assert run(llm, PROMPTS[:2])[0] == expected[:2]
+        assert half.counts.unloaded == 1
+        assert half.info() == {"connector": "disk", "state": "degraded", "reason": "Damaged"}
+        settle(llm)
+        before = half.counts.loaded
+        while half.info()["state"] != "ready":
+            assert llm.reset_prefix_cache()
+            assert run(llm)[0] == expected
+            settle(llm)
+            assert half.counts.loaded - before < 2 * WATCHED, "it is told for ever"
+        assert (half.counts.unloaded, half.info()["reason"]) == (1, "")
 
 
 def test_what_a_killed_engine_left_is_no_block_and_is_removed(expected: list[list[int]], tmp_path: Path) -> None:

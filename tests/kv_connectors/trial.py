@@ -29,8 +29,11 @@ Tokens = list[list[int]]
 
 
 def open_llm(connector: str = "", extra: dict[str, Any] | None = None, *, model: str = "fake:", **options: Any) -> LLM:
-    """Return an engine over a small cache; `options` that belong to the transfer config are given in `transfer`."""
-    transfer = options.pop("transfer", {})
+    """Return an engine over a small cache; `options` that belong to the transfer config are given in `transfer`.
+
+    Blocks have all the time a test has, where it does not say otherwise: machines may be busy with others.
+    """
+    transfer = {"timeout_s": PATIENCE_S} | options.pop("transfer", {})
     given = {"kv_connector": connector, "kv_connector_extra_config": extra or {}, **transfer} if connector else None
     return LLM(model, kv_transfer_config=given, **{"num_gpu_blocks_override": BLOCKS} | SETTINGS | options)
 
