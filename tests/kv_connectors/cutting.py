@@ -18,15 +18,21 @@ class Cutter:
         self.was_cut = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepts = threading.Thread(target=self._accept, daemon=True)
+        self._accepts.start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._to))
-                threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self._to)) as server:
+            back = threading.Thread(target=self._pass, args=(server, client, True), daemon=True)
+            back.start()
+            self._pass(client, server)
+            back.join()
 
     def _pass(self, source: socket.socket, target: socket.socket, looks: bool = False) -> None:
         seen = b""
@@ -54,6 +60,9 @@ class Cutter:
 
     def close(self) -> None:
         """Listen no more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # whoever waits for somebody is told
+        self._accepts.join()
         self._listener.close()
 
 
