@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -45,17 +46,24 @@ class Mxfp4:
 
 
 class Blocks(StoredFormat):
-    """What is known of the experts' numbers before any is read."""
+    """Bytes [rows, columns / 32, 16] of one expert's weight, two numbers each, lower four bits first, and exponents of scales."""
 
+    suffixes = ("_blocks", "_scales")
     grouping = Grouping(4, BLOCK, is_float=True)
     stored_bits = 4 + 8 / BLOCK
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
+        """Return the rank's part."""
+        blocks, scales = (part.rows(tensors[suffix]) for suffix in self.suffixes)
+        own = part.columns(blocks, per=BLOCK), part.columns(scales, per=BLOCK)
+        return ScaledFloats(four_bit_floats(own[0].flatten(-2)), powers_of_two(own[1]), BLOCK)
 
 
 class Mxfp4Experts(KeptExperts):
     """All experts' numbers and scales come in two tensors of each matrix, rows of gate and up in turn."""
 
     suffixes: tuple[str, ...] = ()
-    endings: tuple[str, ...] = ("_blocks", "_scales")
+    endings: tuple[str, ...] = Blocks.suffixes
 
     def __init__(self, unaided: Unaided) -> None:
         super().__init__()
@@ -77,21 +85,19 @@ class Mxfp4Experts(KeptExperts):
                 self._unaided.add(num_experts * numbers, Blocks(), dtype)
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Keep a tensor until its other is there; then unpack one expert at a time, so that few are in memory at once."""
+        """Keep a tensor until its other is there; then unpack one expert at a time, few rows at once."""
         found = self._found[part.matrix]
         found[suffix] = tensor
         if len(found) < len(self.endings):
             return
-        blocks, scales = (found.pop(ending) for ending in self.endings)
-        if blocks.is_meta:  # of a model that is only planned
+        self._found[part.matrix] = {}
+        if tensor.is_meta:  # of a model that is only planned
             return
         self._unaided.say()
         for expert in range(part.num_experts):
-            whole = unpack(blocks[expert], scales[expert])
-            values, own = part.columns(whole.values), part.columns(whole.scales, per=BLOCK)
-            for rows, target in part.pieces:
-                layout = ScaledFloats(values[rows], own[rows], BLOCK)
-                self._keeper.put(layer, target, layout, part.matrix, expert)
+            own = {ending: whole[expert] for ending, whole in found.items()}
+            for rows, layout in Blocks().unpacked(own, part):
+                self._keeper.put(layer, rows, layout, part.matrix, expert)
 
     def finish(self, layer: nn.Module) -> None:
         """Refuse numbers that came without their scales, or scales alone."""
@@ -101,11 +107,3 @@ class Mxfp4Experts(KeptExperts):
                 found.clear()
                 raise ModelError(f"of the experts' {matrix}, {given} came alone; send blocks and scales together.")
         super().finish(layer)
-
-
-def unpack(blocks: torch.Tensor, scales: torch.Tensor) -> ScaledFloats:
-    """Return a weight [rows, columns] of bytes [rows, columns / 32, 16], two numbers each, and exponents of their scales.
-
-    Lower four bits first.
-    """
-    return ScaledFloats(four_bit_floats(blocks.flatten(-2)), powers_of_two(scales), BLOCK)

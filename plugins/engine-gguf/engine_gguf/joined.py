@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -41,7 +43,9 @@ class Joined:
             if len(found) < len(plan.pair):
                 return
             del self._waiting[name]
-            tensor = self._one(plan, *(found[part] for part in plan.pair))
+            tensor = self._one(
+                plan, *(found.pop(part) for part in plan.pair)
+            )  # whose pages are given back before it is read
         if plan.part in EXPERTS and not plan.blocks and self._architecture in _ACROSS and tensor.dim() > 2:
             tensor = tensor.transpose(1, 2)
         yield name, tensor
@@ -57,7 +61,7 @@ class Joined:
         if plan.part in GATE_UP and not plan.blocks and self._architecture in _IN_TURN:
             return torch.stack((first, second), 2).flatten(1, 2)
         if plan.part in GATE_UP:
-            return torch.cat((first, second), 1)
+            return _beside(first, second)
         if plan.part in ("attn_qkv", "attn_gate"):
             return self._by_key_head(first, second)
         return torch.cat((first, second))
@@ -71,3 +75,12 @@ class Joined:
             raise ModelError(f"has {len(first)} and {wide} rows, which are not those of {keys} key heads.")
         parts = (*torch.split(first, [keys * size, keys * size, wide]), gates)
         return torch.cat([part.reshape(keys, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
+
+
+def _beside(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return both along the second axis, in memory that goes back to the system at once: the allocator keeps pieces of such size."""
+    shape = (first.shape[0], first.shape[1] + second.shape[1], *first.shape[2:])
+    if first.is_meta or not prod(shape):
+        return torch.cat((first, second), 1)
+    held = mmap.mmap(-1, prod(shape) * first.element_size())
+    return torch.cat((first, second), 1, out=torch.frombuffer(held, dtype=first.dtype).view(shape))
