@@ -1,4 +1,4 @@
-"""Several tiers behind one cache, as they are shown: whoever looks sees one."""
+"""Several tiers behind one cache, as they are shown: one that is as well as the worst of them, and what each counts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from builtin_plugins.kv_connectors.scheduling import Traffic
+from core.contracts.infos import labelled
 
 WORST_FIRST: Final = ("degraded", "opening", "ready")
 
@@ -24,9 +25,11 @@ class Tiers:
         return {**worst, "connector": ", ".join(each["connector"] for each in said)}
 
     def numbers(self) -> Mapping[str, float]:
-        """Return their sums, by metric."""
-        total: Counter[str] = Counter()
+        """Return what each counts, by metric and tier."""
+        numbers, seen = dict[str, float](), Counter[str]()
         for tier in self._tiers:
-            total.update(tier.numbers())
-        total["kv_connector_degraded"] = min(1, total["kv_connector_degraded"])
-        return total
+            name = tier.info()["connector"]
+            seen[name] += 1
+            shown = name if seen[name] == 1 else f"{name} {seen[name]}"
+            numbers |= {labelled(metric, "tier", shown): value for metric, value in tier.numbers().items()}
+        return numbers

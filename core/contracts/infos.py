@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,23 @@ Say = Callable[[], Mapping[str, str]]
 
 
 Count = Callable[[], Mapping[str, float]]
-"""Returns numbers by the name of their metric, likewise; those of names that end with `_total` never fall."""
+"""Returns numbers by the name of their metric, likewise; those of names that end with `_total` never fall. Several numbers of one
+metric differ in a label (`labelled`)."""
 
 
 Spreads = Callable[[], Mapping[str, "Spread"]]
 """Returns histograms by the name of their metric, likewise."""
+
+
+def labelled(name: str, label: str, value: str) -> str:
+    """Return the name of one of several numbers of a metric: that with this value of the label, from a small fixed set."""
+    return f"{name}{{{label}={value}}}"
+
+
+def parted(said: str) -> tuple[str, dict[str, str]]:
+    """Return a metric's name and the labels that a number was said with."""
+    name, label, value = re.fullmatch(r"([^{]*)(?:{([^=]*)=(.*)})?", said, re.DOTALL).groups()  # type: ignore[union-attr]
+    return name, {} if label is None else {label: value}
 
 
 def infos_of(registry: Registry) -> dict[str, Say]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from builtin_plugins.kv_connectors.tiers import Tiers
+from core.contracts.infos import labelled
 from tests.kv_connectors.trial import PROMPTS, open_llm, run, settle, tiers_of
 
 SMALL = 24 << 10
@@ -32,6 +34,9 @@ def test_what_the_first_tier_has_no_room_for_comes_from_the_second(expected: lis
         assert memory.counts.loaded > 0
         assert disk.counts.loaded > 0
         assert memory.counts.unloaded == disk.counts.unloaded == 0
+        shown = Tiers([memory, disk, disk]).numbers()
+        for tier, half in (("offload", memory), ("disk", disk), ("disk 2", disk)):
+            assert shown[labelled("kv_connector_loaded_blocks_total", "tier", tier)] == half.counts.loaded
         assert llm.reset_prefix_cache()
         before = memory.counts.loaded + disk.counts.loaded
         assert run(llm, PROMPTS[-1:])[1] == [64]

@@ -15,6 +15,7 @@ from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
 from core.api import CallStats, ConfigError, HttpStats, RequestStats, StepStats, TokenStats
 from core.config import EngineConfig
 from core.config.sections import CacheConfig
+from core.contracts.infos import labelled
 
 SNAPSHOT = """
 cache_config_info gauge
@@ -93,9 +94,9 @@ request_prefill_kv_computed_tokens cache_config_info
 """
 NOT_HERE = {
     "corrupted_requests": "a request with logits that are no numbers fails, and is in request_success with its reason",
-    "engine_sleep_state": "GET /is_sleeping tells",
-    "external_prefix_cache_hits": "no cache outside of the engine",
-    "external_prefix_cache_queries": "no cache outside of the engine",
+    "engine_sleep_state": "said by the feature itself, with --enable-sleep-mode",
+    "external_prefix_cache_hits": "kv_connector_hit_tokens says it of each tier",
+    "external_prefix_cache_queries": "no tier is asked of tokens, but of blocks",
     "kv_block_idle_before_evict_seconds": "said by the feature itself, with --kv-cache-metrics",
     "kv_block_lifetime_seconds": "said by the feature itself, with --kv-cache-metrics",
     "kv_block_reuse_gap_seconds": "said by the feature itself, with --kv-cache-metrics",
@@ -224,6 +225,20 @@ def test_histograms_of_features_are_shown():
         'engine_acme_seconds_sum{engine="0",model_name="default"} 9.5',
     ):
         assert line in lines
+
+
+def test_numbers_of_features_are_shown_those_of_one_metric_together():
+    said = {"process": "engine", "pid": 1, "resident": 1, "heap_free": 0, "owners": {}}
+    counted = {labelled("acme_total", "tier", "disk"): 2, "acme_share": 0.5, labelled("acme_total", "tier", "a = b"): 3}
+    answer = msgspec.json.encode(said | {"numbers": counted})
+    text = text_of(make_sink(), {**HEALTH, "memory": {"engine": [answer]}})
+    for line in (
+        'engine_acme_total{engine="0",model_name="default",tier="disk"} 2.0',
+        'engine_acme_total{engine="0",model_name="default",tier="a = b"} 3.0',
+        'engine_acme_share{engine="0",model_name="default"} 0.5',
+    ):
+        assert line in text.splitlines()
+    assert text.count("# TYPE engine_acme_total counter") == 1
 
 
 def test_intervals_of_a_request_add_up():

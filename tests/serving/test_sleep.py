@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from builtin_plugins.routes.operator.sleeping import _resident_bytes
+from builtin_plugins.routes.operator.sleeping import STATES, Sleeping, _resident_bytes
 from core import LLM, SamplingParams
 from core.errors import EngineError, InvalidRequest
 from core.testing.checkpoints import make_checkpoint
@@ -86,6 +87,25 @@ def test_weights_are_dropped_at_level_two_and_come_from_the_checkpoint(checkpoin
         assert llm.core.call("sleeping.state")[0] == b"1"
         llm.wake_up(tags=["kv_cache"])
         assert llm.core.call("sleeping.state")[0] == b"0"
+
+
+def test_the_metric_tells_how_deep_it_sleeps() -> None:
+    half = Sleeping(parks=False)
+    half.attach(SimpleNamespace(kv_usage=0.0))
+
+    def state() -> list[str]:
+        numbers = half.numbers()
+        assert {*numbers} == {f"engine_sleep_state{{sleep_state={name}}}" for name in STATES}
+        return [name for name in STATES if numbers[f"engine_sleep_state{{sleep_state={name}}}"]]
+
+    assert state() == ["awake"]
+    for level, name in ((b"1", "weights_offloaded"), (b"2", "discard_all")):
+        half.call("fall", level)
+        assert state() == [name]
+        half.call("woken", b"weights")
+        assert state() == [name]
+        half.call("woken", b"kv_cache")
+        assert state() == ["awake"]
 
 
 def test_requests_are_refused_by_name_until_it_is_woken(checkpoint: Path) -> None:

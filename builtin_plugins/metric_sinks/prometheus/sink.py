@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
@@ -13,6 +13,7 @@ from builtin_plugins.metric_sinks.prometheus.catalogue import FEATURES, FINISH_R
 from builtin_plugins.metric_sinks.prometheus.instruments import Family, add_samples
 from builtin_plugins.metric_sinks.prometheus.memory import infos, numbers, processes, spreads
 from core.api import CallStats, ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
+from core.contracts.infos import parted
 from core.contracts.spreads import Spread
 
 FEATURE_NAMES: Final = frozenset(spec.name for spec in FEATURES)
@@ -187,15 +188,21 @@ class PrometheusSink:
             said = Metric(self._prefix + name, "What a feature says of itself.", "gauge")
             said.add_sample(self._prefix + name, {**self._labels, **labels}, 1.0)
             yield said
-        for name, value in self._numbers.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            counted = Metric(self._prefix + name.removesuffix("_total"), "What a feature counts.", kind)
-            counted.add_sample(self._prefix + name, self._labels, value)
-            yield counted
+        yield from self._counted()
         for name, spread in self._spreads.items():
             shown = Metric(self._prefix + name, "What a feature measures.", "histogram")
             add_samples(shown, self._prefix + name, spread, self._labels)
             yield shown
+
+    def _counted(self) -> Iterable[Metric]:
+        """Return what features count."""
+        made: dict[str, Metric] = {}
+        for said, value in self._numbers.items():
+            name, labels = parted(said)
+            kind = "counter" if name.endswith("_total") else "gauge"
+            metric = Metric(self._prefix + name.removesuffix("_total"), "What a feature counts.", kind)
+            made.setdefault(name, metric).add_sample(self._prefix + name, {**self._labels, **labels}, value)
+        return made.values()
 
 
 class _Families(Collector):

@@ -36,9 +36,12 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
         halves.append(Pausing(config.scheduler.max_num_seqs or 1))
     if config.options.get("enable_sleep_mode"):
         from builtin_plugins.routes.operator import sleep_calls, sleeping  # lazy: start-up stays quick
+        from core.contracts.infos import numbers_of
         from core.contracts.variants import methods_of
 
-        halves.append(sleeping.Sleeping(parks=pauses))
+        half = sleeping.Sleeping(parks=pauses)
+        halves.append(half)
+        numbers_of(registry)[sleeping.NAME] = half.numbers
         methods_of(registry).update(sleep=sleep_calls.sleep, wake_up=sleep_calls.wake_up)
     return halves
 

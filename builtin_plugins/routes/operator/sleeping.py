@@ -11,12 +11,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from core.api import InvalidRequest, RequestFailed
+from core.contracts.infos import labelled
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,8 @@ NAME: Final = "sleeping"
 KV_CACHE: Final = "kv_cache"
 WEIGHTS: Final = "weights"
 TAGS: Final = (WEIGHTS, KV_CACHE)
+STATES: Final = ("awake", "weights_offloaded", "discard_all")
+"""As vLLM's metric has them: awake, and asleep at the first or the second level."""
 LEVELS: Final = ("1", "2")
 """What sleeps: the cache, or the weights, too. At either all has to be woken."""
 MADV_DONTNEED: Final = 4
@@ -43,6 +46,8 @@ class Sleeping:
         """`parks`: somebody else keeps requests waiting meanwhile; else they are refused."""
         self._parks = parks
         self._asleep: set[str] = set()
+        self._level = 1
+        """Of the last sleep."""
 
     def attach(self, scheduler: Any) -> None:
         """Remember whose cache it is."""
@@ -63,12 +68,17 @@ class Sleeping:
         if verb == "fall":
             if not self._is_idle:
                 raise InvalidRequest("level", "blocks of the cache are in use; end what runs, or try again.")
-            self._asleep = set(TAGS)
+            self._asleep, self._level = set(TAGS), 2 if data == b"2" else 1
         elif verb == "woken":
             self._asleep.difference_update(_named(data))
         elif verb not in ("state", "wake"):
             raise InvalidRequest("name", f"{NAME} knows fall, wake, woken, idle and state, not {verb!r}.")
         return b"1" if self._asleep else b"0"
+
+    def numbers(self) -> Mapping[str, float]:
+        """Return the metric that tells whether it sleeps: of its states one is 1."""
+        state = STATES[self._level if self._asleep else 0]
+        return {labelled("engine_sleep_state", "sleep_state", each): float(each == state) for each in STATES}
 
     @property
     def _is_idle(self) -> bool:
