@@ -11,8 +11,14 @@ class Damaged(Exception):
     """What lies under a block's name is not what was written there."""
 
 
+class Gone(Exception):
+    """Nothing lies under it any more: somebody has removed it."""
+
+
 DAMAGED: Final = f"{Damaged.__name__}: "
-"""What errors begin with that tell of it."""
+"""What errors begin with that tell of the one."""
+GONE: Final = f"{Gone.__name__}: "
+"""And of the other."""
 
 MAGIC: Final = b"engine-kv-block\x01"
 """What such a file begins with; its seal and the block follow."""

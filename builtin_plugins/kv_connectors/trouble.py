@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from builtin_plugins.kv_connectors.messages import UNLIKE
-from builtin_plugins.kv_connectors.names import DAMAGED
+from builtin_plugins.kv_connectors.names import DAMAGED, GONE
 
 log = logging.getLogger(__name__)
 PATIENCE: Final = 3
@@ -65,17 +65,18 @@ class Trouble:
         elif not error:
             self._watched = max(0, self._watched - 1)
         if error:
-            self._failed(error, step, PATIENCE if error.startswith(UNLIKE) else 1)
+            # Who says at once that a block is gone works: what is written anew is found there.
+            self._failed(error, step, PATIENCE if error.startswith(UNLIKE) else 1, rests=not error.startswith(GONE))
         elif self.reason and not self._stuck:
-            if self._failures >= PATIENCE:
+            if self._rest:
                 log.info("%s by the KV connector %s works again", self._verb, self._name)
             self._failures = self._rest = self._until = 0
             self.reason = self.reason if self._watched else ""
 
-    def _failed(self, reason: str, step: int, count: int) -> None:
+    def _failed(self, reason: str, step: int, count: int, *, rests: bool = True) -> None:
         self._failures += count
         self.reason = reason
-        if self._failures >= PATIENCE and step >= self._until:
+        if rests and self._failures >= PATIENCE and step >= self._until:
             if not self._rest:
                 log.warning(
                     "%s by the KV connector %s fails; it is left alone for a while: %s", self._verb, self._name, reason

@@ -26,7 +26,7 @@ from builtin_plugins.kv_connectors.messages import (
     Refilled,
     Told,
 )
-from builtin_plugins.kv_connectors.names import Damaged
+from builtin_plugins.kv_connectors.names import Damaged, Gone
 from builtin_plugins.kv_connectors.sealing import sealer_on
 from core.api import BlockKey, EngineConfig, KVConnector, KVTransferConfig, ModelError, StoreParts
 from core.contracts.scheduling import LoadedParts, WorkerParts
@@ -189,7 +189,11 @@ class Mover:
                 incoming.land(key.group, order.block)
             return
         staging = incoming.staging(key.group)
-        if self._store.read(key, staging.arrays()) != self._sealer.seal(key, staging, self._store.seal):
+        try:
+            sealed = self._store.read(key, staging.arrays())
+        except FileNotFoundError as error:
+            raise Gone(str(error)) from error
+        if sealed != self._sealer.seal(key, staging, self._store.seal):
             raise Damaged(UNLIKE_WRITTEN)
         with claim():
             incoming.put(key.group, order.block)

@@ -211,6 +211,10 @@ def test_a_folder_that_is_deleted_costs_what_was_in_it(expected: list[list[int]]
         assert llm.reset_prefix_cache()
         assert run(llm)[0] == expected
         assert traffic(llm).info()["state"] == "degraded"
+        settle(llm)
+        assert llm.reset_prefix_cache()
+        assert run(llm) == (expected, [64] * len(expected))  # it was not left alone: what was written anew is there
+        assert traffic(llm).info()["state"] == "ready"
 
 
 def test_a_folder_that_becomes_read_only_is_read_and_nothing_more(
