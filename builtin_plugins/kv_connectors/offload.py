@@ -13,6 +13,7 @@ from builtin_plugins.kv_connectors.bounded import BoundedDirectory
 from builtin_plugins.kv_connectors.eviction import Name
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
+from core.spec.kv import RecurrentState
 
 if TYPE_CHECKING:
     from core.contracts.kv_connectors import Block, Bytes
@@ -24,9 +25,15 @@ LEAST_BYTES: Final = 1 << 12
 class Settings:
     """The connector's own; names as in vLLM where it has any."""
 
-    cpu_bytes_to_use: int
+    cpu_bytes_to_use: int = 0
     """Of all ranks together."""
+    num_cpu_blocks: int = 0
+    """Or room for so many blocks of all layers, on each rank,"""
+    block_size: int = 0
+    """of so many tokens; 0: as on the device, in whose blocks everything moves."""
     eviction_policy: Name = "lru"
+    spec_name: Literal["CPUOffloadingSpec"] = "CPUOffloadingSpec"
+    """What else vLLM has there is not here."""
 
 
 class Offload:
@@ -35,13 +42,22 @@ class Offload:
     medium: Final = "CPU"
 
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
-        self._settings = read_extra(Settings, settings)
+        self._settings = own = read_extra(Settings, settings)
         parallel = config.parallel
         self._num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        if self._settings.cpu_bytes_to_use < LEAST_BYTES:
+        if not own.cpu_bytes_to_use and not own.num_cpu_blocks:
+            raise ConfigError(f"{FLAG}.{EXTRA} needs 'cpu_bytes_to_use' or 'num_cpu_blocks'.")
+        if own.cpu_bytes_to_use and own.num_cpu_blocks:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.cpu_bytes_to_use {self._settings.cpu_bytes_to_use} holds no block; state bytes of host memory."
+                f"{FLAG}.{EXTRA}: cpu_bytes_to_use and num_cpu_blocks both say how much it is; leave one out."
             )
+        if own.cpu_bytes_to_use and own.cpu_bytes_to_use < LEAST_BYTES:
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.cpu_bytes_to_use {own.cpu_bytes_to_use} holds no block; state bytes of host memory."
+            )
+        for name in ("num_cpu_blocks", "block_size"):
+            if getattr(own, name) < 0:
+                raise ConfigError(f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(own, name)}.")
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
@@ -51,9 +67,9 @@ class Offload:
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
         """Return a directory of this rank's share, however many stages the layers are split into."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
-        return BoundedDirectory(
-            self._settings.cpu_bytes_to_use // num_ranks, group_bytes, self._settings.eviction_policy
-        )
+        sizes = [group.block_size for group in layout.groups]
+        most_bytes = self._most_bytes(num_ranks, zip(sizes, group_bytes, strict=True))
+        return BoundedDirectory(most_bytes, group_bytes, self._settings.eviction_policy)
 
     def store(self, parts: StoreParts) -> HostMemory:
         """Return the memory, which is taken as it fills."""
@@ -61,7 +77,19 @@ class Offload:
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
         """Return this rank's share."""
-        return self._settings.cpu_bytes_to_use // self._num_ranks
+        cache, blocks = config.cache, list[tuple[int, int]]()
+        for spec in (layer.spec for layer in model.kv_layers):
+            usual = cache.mamba_block_size if isinstance(spec, RecurrentState) else cache.block_size
+            size = spec.block_size or usual
+            blocks.append((size, spec.page_bytes(size)))
+        return self._most_bytes(self._num_ranks, blocks)
+
+    def _most_bytes(self, num_ranks: int, blocks: Iterable[tuple[int, int]]) -> int:
+        """Return one rank's share. `blocks`: tokens and bytes of a block of each group or layer there."""
+        own = self._settings
+        if not own.num_cpu_blocks:
+            return own.cpu_bytes_to_use // num_ranks
+        return own.num_cpu_blocks * sum(-(-(own.block_size or size) // size) * num_bytes for size, num_bytes in blocks)
 
 
 class HostMemory:

@@ -12,8 +12,9 @@ from builtin_plugins.kv_connectors.offload import Offload
 from builtin_plugins.kv_connectors.settings import tiers_of
 from builtin_plugins.kv_connectors.shared_storage import SharedStorage
 from core.api import ConfigError, EngineConfig, KVTransferConfig
+from core.config.sections import CacheConfig
 from core.errors import EngineError
-from tests.kv_connectors.trial import open_llm
+from tests.kv_connectors.trial import open_llm, traffic
 
 
 def config(**options: Any) -> EngineConfig:
@@ -97,6 +98,10 @@ def test_what_cannot_be_served_is_refused_by_name(options: dict[str, Any], named
     [
         (Offload, {}, "needs 'cpu_bytes_to_use'"),
         (Offload, {"cpu_bytes_to_use": 1}, "holds no block"),
+        (Offload, {"cpu_bytes_to_use": 1 << 20, "num_cpu_blocks": 8}, "both say how much"),
+        (Offload, {"num_cpu_blocks": -8}, "num_cpu_blocks must be more than 0"),
+        (Offload, {"num_cpu_blocks": 8, "block_size": -1}, "block_size must be more than 0"),
+        (Offload, {"num_cpu_blocks": 8, "spec_name": "MySpec"}, "CPUOffloadingSpec"),
         (Offload, {"cpu_bytes_to_use": 1 << 20, "eviction_policy": "fifo"}, "lru, arc"),
         (Disk, {"fodler": "x"}, "folder"),
         (Disk, {"folder": "x", "max_bytes": 0}, "max_bytes"),
@@ -108,6 +113,25 @@ def test_a_connectors_own_settings_are_checked(connector: Any, extra: dict[str, 
     with pytest.raises(ConfigError) as refused:
         connector(EngineConfig(), KVTransferConfig("x", kv_connector_extra_config=extra))
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "num_blocks"),
+    [
+        ({"num_cpu_blocks": 10}, 10),
+        ({"num_cpu_blocks": 10, "block_size": 64}, 80),
+        ({"num_cpu_blocks": 9, "block_size": 9}, 18),
+    ],
+)
+def test_host_memory_may_be_given_in_blocks_as_in_vllm(extra: dict[str, Any], num_blocks: int) -> None:
+    """A block is of all layers, and takes whole ones of the device's 8 tokens."""
+    with open_llm("OffloadingConnector", {**extra, "spec_name": "CPUOffloadingSpec"}) as llm:
+        (pool,) = llm.core.scheduler.kv.layout.pools
+        most_bytes = num_blocks * pool.block_bytes
+        assert traffic(llm)._holdings.directory.most_bytes == most_bytes
+        model, config = llm.core.executor.worker.model, replace(EngineConfig(), cache=CacheConfig(block_size=8))
+        settings = KVTransferConfig("offload", kv_connector_extra_config=extra)
+        assert Offload(config, settings).host_bytes(model, config) == most_bytes
 
 
 def test_a_connector_that_is_not_there_is_refused_with_those_that_are() -> None:
