@@ -6,7 +6,7 @@ What is here is promised as `core.api` is, and `core.contracts` says what a conn
 
 from builtin_plugins.kv_connectors.bounded import BoundedDirectory
 from builtin_plugins.kv_connectors.eviction import Name
-from builtin_plugins.kv_connectors.names import MAGIC, SEAL_BYTES, key_of, path_of
+from builtin_plugins.kv_connectors.names import MAGIC, SEAL_BYTES, Damaged, key_of, path_of
 from builtin_plugins.kv_connectors.offload import parts_of
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from builtin_plugins.kv_connectors.tcp.asking import Wire
@@ -19,6 +19,7 @@ __all__ = [
     "MAGIC",
     "SEAL_BYTES",
     "BoundedDirectory",
+    "Damaged",
     "Name",
     "Wire",
     "Wired",

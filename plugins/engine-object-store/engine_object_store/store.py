@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import obstore
 
-from builtin_plugins.kv_connectors.api import MAGIC, SEAL_BYTES, key_of, parts_of, path_of
+from builtin_plugins.kv_connectors.api import MAGIC, SEAL_BYTES, Damaged, key_of, parts_of, path_of
 from core.api import BlockKey
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class Objects:
         self._known.add(key)
 
     def read(self, key: BlockKey, block: Block) -> bytes:
-        """Get it. Raises `OSError` where it is another's."""
+        """Get it. Raises `Damaged` where it is another than was put there."""
         data = memoryview(obstore.get(self._bucket, self._path(key)).bytes())
         if len(data) != HEAD_BYTES + self._block_bytes[key.group] or data[: len(MAGIC)] != MAGIC:
-            raise OSError("it is no block's object of an engine that is set up alike")
+            raise Damaged("it is no block's object any more")
         body = np.frombuffer(data[HEAD_BYTES:], np.uint8)
         for part, piece in zip(block, parts_of(body, block), strict=True):
             np.copyto(part, piece)
