@@ -20,7 +20,7 @@ from core.kv.reach import peak_blocks
 from core.nn.decoder import Decoder
 from core.nn.loading import check_cached, read_model
 from core.nn.parallel import ParallelGroup, Pipeline
-from core.nn.quantization import plain_weights, quant_method
+from core.nn.quantization import plain_weights, quant_method, tell_stored
 from core.ops.table import OpTable
 from core.spec.decoder import DecoderSpec
 from core.spec.kv import KVLayout, PoolLayout
@@ -145,11 +145,11 @@ def _infos(
     features: dict[str, list[int]] = {name: [] for name in asked}
     for stage in range(parallel.pipeline_parallel_size):
         pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
-        model = _build(resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline)
-        check_cached(model, config)
         tensors = _headers(config, source, registry) if headers is None else headers(source)
-        if tensors is not None and isinstance(model, Decoder):  # other modules may look at what they load
-            listed = list(tensors)
+        listed = None if tensors is None else list(tensors)
+        model = _build(resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline, listed or ())
+        check_cached(model, config)
+        if listed is not None and isinstance(model, Decoder):  # other modules may look at what they load
             model.load_weights(listed)
             stored = sum(tensor.nbytes for _, tensor in listed)
         weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))  # type: ignore[attr-defined]
@@ -165,7 +165,13 @@ def _infos(
     return infos, stored, features
 
 
-def _build(resolved: Resolved, registry: Registry, group: ParallelGroup, pipeline: Pipeline) -> Model:
+def _build(
+    resolved: Resolved,
+    registry: Registry,
+    group: ParallelGroup,
+    pipeline: Pipeline,
+    stored: Iterable[tuple[str, torch.Tensor]],
+) -> Model:
     """Return one rank's model without memory. Nothing computes with it: attention and ops are not looked at."""
     config, source, platform = resolved.config, resolved.source, resolved.platform
     facts = {**platform.facts(), "dtype": config.model.dtype}
@@ -187,6 +193,7 @@ def _build(resolved: Resolved, registry: Registry, group: ParallelGroup, pipelin
         plain=plain_weights(config, registry, facts),
     )
     if isinstance(spec, DecoderSpec):
+        tell_stored(context.quant, spec.names, stored)
         return Decoder(replace(spec, max_positions=length), context)
     return spec.build(context)
 

@@ -101,7 +101,8 @@ class QuantMethod(Protocol):
     Optional: `experts(prefix) -> ExpertsMethod | None`, `embedding(prefix) -> EmbeddingMethod | None`,
     `head(prefix) -> LinearMethod | None` for what is no linear layer (None: weights as they are);
     `kv_dtype(prefix) -> str | None`, what the attention with this prefix caches (None: the model's dtype);
-    `reads: tuple[str, ...]`, the names of other methods whose checkpoints it reads as well. Its entry gives other names of the
+    `stored_as(dtypes: Mapping[str, torch.dtype])`, told before all others the type of each tensor of the checkpoint, where its
+    loader knows; `reads: tuple[str, ...]`, the names of other methods whose checkpoints it reads as well. Its entry gives other names of the
     same thing.
     """
 

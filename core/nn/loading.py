@@ -24,7 +24,7 @@ from core.nn.cached_as import MEANT
 from core.nn.decoder import Decoder
 from core.nn.finite import checked
 from core.nn.parallel import ParallelGroup, Pipeline
-from core.nn.quantization import plain_weights, quant_method
+from core.nn.quantization import plain_weights, quant_method, tell_stored
 from core.ops.table import OpTable
 from core.plugin import Registered, Registry
 from core.spec.decoder import DecoderSpec
@@ -74,9 +74,11 @@ def load_model(
             kv_scaled=config.cache.calculate_kv_scales,
             plain=plain_weights(config, registry, known),
         )
+        loader = weight_loader(config, source, registry)
+        if isinstance(spec, DecoderSpec) and hasattr(loader, "headers"):
+            tell_stored(context.quant, spec.names, loader.headers())
         model = _build(spec, context)
         check_cached(model, config)
-        loader = weight_loader(config, source, registry)
         _expect(loader, model)
         tensors = checked(_shown(loader, config.load.use_tqdm_on_load), loader, source.path or source.name)
         model.load_weights(tensors)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from core.contracts.construct import construct
 from core.errors import ModelError, did_you_mean
+from core.nn.weights import WeightMap
 
 if TYPE_CHECKING:
+    import torch
+
     from core.config import EngineConfig
     from core.contracts import ModelSource, QuantMethod
     from core.plugin import Registered, Registry
+    from core.spec.names import WeightNames
 
 PLAIN = "none"
 """The method of checkpoints that state none."""
@@ -52,6 +56,14 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     if is_another and stated not in getattr(method, "reads", ()):
         raise contradiction
     return method
+
+
+def tell_stored(method: QuantMethod, names: WeightNames, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Tell a method of which type each tensor of the checkpoint is, under the name that it has in the model."""
+    stored_as: Callable[[Mapping[str, torch.dtype]], None] | None = getattr(method, "stored_as", None)
+    if stored_as is not None:
+        renamed = WeightMap(rename=names.rename).renamed
+        stored_as({renamed(name): tensor.dtype for name, tensor in tensors})
 
 
 def _meant(name: str | None, stated: str | None, by_name: Mapping[str, Registered]) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from core.errors import ModelError
 from core.quantization.experts import StoredExperts
@@ -13,6 +15,9 @@ from core.quantization.layers import StoredLinear
 if TYPE_CHECKING:
     from core.contracts.part import Part
     from core.quantization.formats import StoredFormat
+
+
+PLAIN: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class StoredMethod:
@@ -32,6 +37,15 @@ class StoredMethod:
             )
         self.unaided = Unaided(self.name)
         self._decided: dict[str, StoredFormat | None] = {}
+        self._stored_as: Mapping[str, torch.dtype] = {}
+
+    def stored_as(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Take what a checkpoint has: a weight that is plain there is so, whatever its config says.
+
+        Tools that quantize linear layers alone pass over experts that are one tensor in memory, save them as plain weights of
+        each, and name them nowhere (transformers 5 with bitsandbytes or torchao).
+        """
+        self._stored_as = dtypes
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the format of the weight with this prefix; None: it is plain. Asked once for each."""
@@ -50,8 +64,14 @@ class StoredMethod:
     def format_of(self, prefix: str) -> StoredFormat | None:
         """Return what was decided."""
         if prefix not in self._decided:
-            self._decided[prefix] = self.decide(prefix)
+            self._decided[prefix] = self._unless_plain(prefix, self.decide(prefix))
         return self._decided[prefix]
+
+    def _unless_plain(self, prefix: str, stored: StoredFormat | None) -> StoredFormat | None:
+        if stored is None or stored.reads_plain or self._stored_as.get(f"{prefix}.weight") not in PLAIN:
+            return stored
+        others = [f"{prefix}.{suffix}" for suffix in stored.suffixes if suffix != "weight"]
+        return stored if any(name in self._stored_as for name in others) else None
 
     def formats_of(self, parts: Mapping[str, Part]) -> dict[str, StoredFormat | None]:
         """Return the formats of a layer's weights. Raises `ModelError` where one cannot have its sizes, or cannot be cut so."""
@@ -74,12 +94,12 @@ class StoredMethod:
 
     def head(self, prefix: str) -> StoredLinear | None:
         """Return a fresh method where the head is stored in a format."""
-        self._decided[prefix] = self.decide_head(prefix)
+        self._decided[prefix] = self._unless_plain(prefix, self.decide_head(prefix))
         return None if self._decided[prefix] is None else StoredLinear(self, prefix)
 
     def embedding(self, prefix: str) -> StoredLinear | None:
         """Return a fresh method where the embedding is stored in a format."""
-        self._decided[prefix] = self.decide_embedding(prefix)
+        self._decided[prefix] = self._unless_plain(prefix, self.decide_embedding(prefix))
         return None if self._decided[prefix] is None else StoredLinear(self, prefix)
 
 

@@ -256,3 +256,21 @@ def test_activations_are_rounded_only_as_they_come_and_to_eight_bits(activations
     assert stored is not None
     assert stored.grouping is not None
     assert stored.grouping.x_bits == bits
+
+
+@pytest.mark.parametrize("mixture", ["block_sparse_moe", "mlp"])
+def test_mixtrals_experts_may_have_names_of_transformers_memory(mixture: str, tmp_path: Path) -> None:
+    layout, facts = SCHEMES["fp8 in rows"]
+    stored, plain = packed(
+        checkpoint("MixtralForCausalLM", tmp_path),
+        by_the_library(layout, facts),
+        lambda name: is_linear(name) and ".experts.0.w2." not in name,
+    )
+    ignored = [f"model.layers.{layer}.{mixture}.experts.0.down_proj" for layer in range(3)]
+    named = {}
+    for name, tensor in stored.items():
+        for here, there in ((".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj.")):
+            name = name.replace(here, there)
+        named[name.replace("block_sparse_moe", mixture)] = tensor
+    quant = CompressedTensors(config(layout, facts, ignore=["lm_head", *ignored]))
+    assert_alike(scores("MixtralForCausalLM", tmp_path, named, quant), scores("MixtralForCausalLM", tmp_path, plain))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.caches import kv_dtype_of
+from builtin_plugins.quant_methods.common.names import spellings
 from builtin_plugins.quant_methods.compressed_tensors.schemes import scheme
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
@@ -91,8 +92,8 @@ class Targets:
 
     def name(self, prefix: str) -> bool:
         """Say whether a layer or a kind is among them by its name."""
-        return prefix in self._names
+        return not self._names.isdisjoint(spellings(prefix))
 
     def fit(self, prefix: str) -> bool:
         """Say whether a pattern fits."""
-        return any(pattern.begins(prefix) for pattern in self._patterns)
+        return any(pattern.begins(own) for own in spellings(prefix) for pattern in self._patterns)

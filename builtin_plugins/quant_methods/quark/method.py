@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat
+from builtin_plugins.quant_methods.common.names import spellings
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
@@ -23,8 +24,6 @@ SIX: Final = {"fp6_e2m3": 2, "fp6_e3m2": 3}
 """Floats of six bits, and how many of these are an exponent's."""
 MX_GROUP: Final = 32
 """Floats of four and six bits that share an exponent."""
-IN_MEMORY: Final = {".block_sparse_moe.": ".mlp.", ".w1": ".gate_proj", ".w2": ".down_proj", ".w3": ".up_proj"}
-"""Parts of names, and what transformers has in their place in memory: names there are what the tool sees."""
 
 
 class Quark(StoredMethod):
@@ -52,25 +51,19 @@ class Quark(StoredMethod):
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the format of the first pattern that fits, or that of all others."""
-        spellings = {prefix, _in_memory(prefix)}
-        if any(own == name or fnmatchcase(own, name) for name in self._plain for own in spellings):
+        spelled = spellings(prefix)
+        if any(own == name or fnmatchcase(own, name) for name in self._plain for own in spelled):
             return None
-        if any(pattern.begins(own) for pattern in self._patterns for own in spellings):
+        if any(pattern.begins(own) for pattern in self._patterns for own in spelled):
             return None
         found = (
-            stored for pattern, stored in self._layers.items() if any(fnmatchcase(own, pattern) for own in spellings)
+            stored for pattern, stored in self._layers.items() if any(fnmatchcase(own, pattern) for own in spelled)
         )
         return next(found, self._format)
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is a linear layer to the tool."""
         return self.decide(prefix)
-
-
-def _in_memory(prefix: str) -> str:
-    for here, there in IN_MEMORY.items():
-        prefix = prefix.replace(here, there)
-    return prefix
 
 
 def _format(facts: Mapping[str, Any]) -> StoredFormat | None:
