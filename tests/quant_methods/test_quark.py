@@ -122,6 +122,17 @@ def test_what_is_not_read_is_refused_by_name(facts: dict[str, Any], message: str
         Quark(config(facts))
     with pytest.raises(ModelError, match="weight_format is 'fake_quantized'"):
         Quark(config(CASES["mxfp4"][1], export={"weight_format": "fake_quantized"}))
+    rotation = {"name": "rotation", "r1": True, "r2": True, "r3": True, "r4": True, "online_r1_rotation": False}
+    with pytest.raises(ModelError, match="algo_config has r4: activations are rotated"):
+        Quark(config(CASES["mxfp4"][1], algo_config=[{"name": "smooth"}, rotation]))
+    Quark(config(CASES["mxfp4"][1], algo_config=[{**rotation, "r4": False}]))
+
+
+def test_a_setting_of_linear_layers_counts_before_that_of_all(tmp_path: Path) -> None:
+    write, facts = CASES["int8 of rows"]
+    stored, plain = packed(checkpoint(LLAMA, tmp_path), write)
+    quant = Quark(config({"weight": None}, layer_type_quant_config={"Linear": facts}))
+    assert_alike(scores(LLAMA, tmp_path, stored, quant), scores(LLAMA, tmp_path, plain))
 
 
 IN_MEMORY = (

@@ -22,6 +22,10 @@ REGEX: Final = "re:"
 EIGHT: Final = ("fp8_e4m3", "fp8_e5m2")
 SIX: Final = {"fp6_e2m3": 2, "fp6_e3m2": 3}
 """Floats of six bits, and how many of these are an exponent's."""
+LINEAR: Final = "Linear"
+"""The kind of layer that a setting by kind may be about; what others have is no weight of ours."""
+ROTATIONS: Final = ("online_r1_rotation", "r4")
+"""Of keys and queries alike (r3) products stay as they are."""
 MX_GROUP: Final = 32
 """Floats of four and six bits that share an exponent."""
 
@@ -44,10 +48,17 @@ class Quark(StoredMethod):
                 f"quantization_config: export.weight_format is {export['weight_format']!r:.80}; read is real_quantized. Export "
                 "the checkpoint so."
             )
+        turned = sorted(_turned(config.get("algo_config")))
+        if turned:
+            raise ModelError(
+                f"quantization_config: algo_config has {', '.join(turned)}: activations are rotated before they are multiplied by "
+                "these weights, which is not computed here. Quantize the model without them."
+            )
         self._plain = names(config, "exclude")
         self._patterns = [Pattern(name.removeprefix(REGEX)) for name in self._plain if name.startswith(REGEX)]
         self._layers = {name: _format(facts) for name, facts in sections(config, "layer_quant_config").items()}
-        self._format = _format(section(config, "global_quant_config"))
+        kinds = sections(config, "layer_type_quant_config")
+        self._format = _format(kinds[LINEAR] if LINEAR in kinds else section(config, "global_quant_config"))
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the format of the first pattern that fits, or that of all others."""
@@ -64,6 +75,12 @@ class Quark(StoredMethod):
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is a linear layer to the tool."""
         return self.decide(prefix)
+
+
+def _turned(algorithms: Any) -> set[str]:
+    """Return the rotations that a model computes; others are part of its weights."""
+    stated = algorithms if isinstance(algorithms, (list, tuple)) else [algorithms]
+    return {name for own in stated if isinstance(own, Mapping) for name in ROTATIONS if own.get(name)}
 
 
 def _format(facts: Mapping[str, Any]) -> StoredFormat | None:
