@@ -97,15 +97,16 @@ def main() -> None:
     for name, default in (("block-kib", 1792), ("parts", 28), ("blocks", 96), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
-    size, memory = args.block_kib << 10, Rank(args, HostMemory(parts_of(args)))
-    copies = [np.zeros(size, np.uint8) for _ in range(args.blocks)]
-    flat = [np.full(size, index, np.uint8) for index in range(args.blocks)]
+    size = args.block_kib << 10
     with socket.create_server(("127.0.0.1", 0)) as bare, socket.create_server(("127.0.0.1", 0)) as taken:
         port, bare_port = taken.getsockname()[1], bare.getsockname()[1]
         taken.close()
         ready = multiprocessing.get_context("fork").Event()
         other = multiprocessing.get_context("fork").Process(target=serve, args=(args, port, bare, ready), daemon=True)
-        other.start()
+        other.start()  # before any thread is there, which it would miss
+        memory = Rank(args, HostMemory(parts_of(args)))
+        copies = [np.zeros(size, np.uint8) for _ in range(args.blocks)]
+        flat = [np.full(size, index, np.uint8) for index in range(args.blocks)]
         ready.wait()
         fetching = Rank(args, TcpStore(parts_of(args), TOKEN, None, TIMEOUT_S))
         source = msgspec.msgpack.encode(Source("", "127.0.0.1", port))
