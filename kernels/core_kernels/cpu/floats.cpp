@@ -34,10 +34,12 @@ void place(void* to, const uint8_t* codes, const void* scales, const float* fact
                 std::memcpy(group + column * at.scale_bytes,
                             static_cast<const uint8_t*>(scales) + (i * at.groups() + g) * at.scale_bytes, at.scale_bytes);
                 uint8_t* codes_at = group + at.codes_at(columns) + column * kQuad;
-                for (int64_t k = 0; k < at.inputs(g); ++k) {
-                    uint8_t& place = codes_at[at.byte_of(k, columns)];
-                    const int shift = at.shift_of(k);
-                    place = static_cast<uint8_t>((shift ? place : 0) | own[g * at.group + k] << shift);
+                const uint8_t* from = own.get() + g * at.group;
+                for (int64_t k = 0; k < at.inputs(g); k += 32 / at.bits, codes_at += columns * kQuad) {
+                    uint8_t word[kQuad];
+                    for (int i = 0; i < kQuad; ++i)
+                        word[kPlaces[i]] = static_cast<uint8_t>(from[k + i] | (at.bits == 4 ? from[k + kQuad + i] << 4 : 0));
+                    std::memcpy(codes_at, word, sizeof word);
                 }
             }
         }
