@@ -148,12 +148,17 @@ def _all_zero(value: Any) -> bool:
     return all(type(count) is int and count == 0 for count in counts)
 
 
+def _from(least: int) -> Callable[[Any], bool]:
+    """Return what says whether a value is a number, this one or more."""
+    return lambda value: isinstance(value, (int, float)) and value >= least
+
+
 NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
     "limit_mm_per_prompt": _all_zero,
     "mm_processor_cache_gb": lambda value: value == 0,
-    "swap_space": lambda value: value >= 0,  # vLLM moves nothing there either: who is preempted is computed again
-    "disable_hybrid_kv_cache_manager": lambda value: not value,
-    **dict.fromkeys(("dcp_kv_cache_interleave_size", "cp_kv_cache_interleave_size"), lambda value: value > 0),
+    "swap_space": _from(0),  # vLLM moves nothing there either: who is preempted is computed again
+    "disable_hybrid_kv_cache_manager": lambda value: value is False,
+    **dict.fromkeys(("dcp_kv_cache_interleave_size", "cp_kv_cache_interleave_size"), _from(1)),
     **dict.fromkeys(
         ("disable_custom_all_reduce", "disable_cascade_attn", "disable_chunked_mm_input", "skip_mm_profiling"),
         lambda value: True,
