@@ -42,6 +42,19 @@ inline Words look_up(const uint8_t (&table)[16], Words codes) {
 #endif
 }
 
+// The codes of four-bit floats by what `kFourBitFloats` has for them; 15 where it has nothing.
+struct CodesOfFloats {
+    static constexpr int kNumbers = 25;
+    uint8_t codes[kNumbers] = {};
+
+    constexpr CodesOfFloats() {
+        for (int number = 0; number < kNumbers; ++number)
+            while (codes[number] < 15 && kFourBitFloats[codes[number]] != number) ++codes[number];
+    }
+    int code(int number) const { return number >= 0 && number < kNumbers ? codes[number] : 15; }
+};
+constexpr CodesOfFloats kCodesOfFloats;
+
 // Numbers of one kind of code (quantized.h). What is kept is above zero; `code` takes and returns what it stands for.
 template <int kCode>
 struct Codes {
@@ -68,12 +81,7 @@ struct Codes {
 
 private:
     static constexpr int bit_of(int64_t input) { return static_cast<int>(8 * (input % kQuad) + 4 * (input / kQuad)); }
-    static int kept(int number) {
-        if (kCode != kFloat4) return number;
-        int code = 0;
-        while (code < 15 && kFourBitFloats[code] != number) ++code;
-        return code;
-    }
+    static int kept(int number) { return kCode == kFloat4 ? kCodesOfFloats.code(number) : number; }
 };
 
 inline Words load_words(const void* from) {
