@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -81,9 +81,15 @@ def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledF
 
 def _twice(values: torch.Tensor) -> torch.Tensor:
     """Return numbers of eight bits twice as large, as integers: looked up by their bytes, since to convert them takes longer."""
-    all_of_them = torch.arange(256, dtype=torch.uint8, device=values.device).view(values.dtype).float()
-    table = torch.where(all_of_them.isfinite(), 2 * all_of_them, 0).clamp(-128, 127).to(torch.int8)
+    table = _doubles(values.dtype)
     return table.index_select(0, values.contiguous().view(torch.uint8).flatten().int()).view(values.shape)
+
+
+@cache
+def _doubles(dtype: torch.dtype) -> torch.Tensor:
+    """Return int8 [256]: twice each number of a type of eight bits, by its byte. Rows are placed few at a time, so it is kept."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    return torch.where(numbers.isfinite(), 2 * numbers, 0).clamp(-128, 127).to(torch.int8)
 
 
 class PackedFloats:
