@@ -107,9 +107,11 @@ class EngineCore:
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End requests in whatever state they are; ids that are unknown or ended are passed over."""
-        deltas = [delta for each in request_ids if (delta := self.scheduler.abort(each)) is not None]
+        return self._ended([delta for each in request_ids if (delta := self.scheduler.abort(each)) is not None])
+
+    def _ended(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
+        """Pass on ends outside of a step's result; where no step follows, say that nothing runs any more."""
         if deltas and not self.has_work and self.observe is not None:
-            # No step follows that would say that nothing runs any more.
             self.observe(self._stats())
         return deltas
 
@@ -161,7 +163,7 @@ class EngineCore:
         self._submit_plans()
         self.blocked = not self._in_flight
         if self.blocked:
-            return StepNews(deltas=self.scheduler.take_failed())
+            return StepNews(deltas=self._ended(self.scheduler.take_failed()))
         return self._take_result(started)
 
     def _take_result(self, started: float | None = None) -> StepNews:
@@ -204,7 +206,7 @@ class EngineCore:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
         message = error.told(None) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-        return self.scheduler.fail_in_flight(message)
+        return self._ended(self.scheduler.fail_in_flight(message))
 
     def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:
         """Return the numbers of a step, or how things stand without one; what was counted goes with a step."""

@@ -59,10 +59,10 @@ async def last(engine: AsyncLLM, prompt: Any, request_id: str, **params: Any) ->
 
 
 async def assert_nothing_left(engine: AsyncLLM) -> None:
+    # A step planned ahead of the last end holds its blocks until it returns: they are free a step after nobody runs.
     async with asyncio.timeout(PATIENCE_S):
-        while engine._last.num_running or engine._last.num_waiting:
+        while engine._last.num_running or engine._last.num_waiting or engine._last.kv_usage:
             await asyncio.sleep(0.005)
-    assert (engine._last.num_running, engine._last.num_waiting, engine._last.kv_usage) == (0, 0, 0)
     if isinstance(engine._client, ThreadClient):
         engine._client._core.scheduler.check()
         assert not engine._client._core.has_work

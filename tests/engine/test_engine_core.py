@@ -98,3 +98,19 @@ def test_what_the_scheduler_holds_is_closed_where_the_workers_do_not_end(monkeyp
     with pytest.raises(OSError, match="a worker will not end"):
         llm.shutdown()
     assert closed == [True]
+
+
+def test_after_a_step_that_failed_as_a_whole_the_numbers_say_that_nothing_runs():
+    with LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32) as llm:
+        core, seen = llm.core, []
+        core.observe = seen.append
+        core.add([request("a", 10)])
+
+        def fail() -> None:
+            raise RuntimeError("out of memory")
+
+        collect, core.executor.collect = core.executor.collect, fail
+        assert [delta.finish_reason for delta in core.step().deltas] == ["error"]
+        core.executor.collect = collect
+        assert not core.has_work
+        assert [(stats.num_running, stats.num_waiting, stats.kv_usage) for stats in seen[-1:]] == [(0, 0, 0)]
