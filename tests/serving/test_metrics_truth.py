@@ -67,9 +67,9 @@ async def last(engine: AsyncLLM, prompt: str, name: str, **params: Any) -> Reque
 
 
 async def settled(engine: AsyncLLM) -> None:
-    """Wait for the numbers of the last step."""
+    """Wait for the numbers of the last step, which may be one that was planned ahead of the last end."""
     async with asyncio.timeout(PATIENCE_S):
-        while engine._last.num_running or engine._last.num_waiting:
+        while engine._last.num_running or engine._last.num_waiting or engine._last.kv_usage:
             await asyncio.sleep(0.005)
 
 
