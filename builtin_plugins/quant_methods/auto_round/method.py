@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from builtin_plugins.quant_methods.awq.format import BITS as AWQ_BITS
 from builtin_plugins.quant_methods.awq.format import AwqFormat
+from builtin_plugins.quant_methods.common.names import SIGNS, Fits, Listed
 from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
@@ -17,9 +18,7 @@ from core.quantization.stated import names, sections
 PLAIN_BITS: Final = 16
 LESS: Final = {"auto_round": 0, "auto_round:auto_gptq": 1, "auto_round:gptq": 1}
 """By packing: what GPTQ's zero points are stored less by."""
-BLOCKS: Final = "block_name_to_quantize"
-SIGNS: Final = "*+?[(|\\^$"
-"""A name that has one of them is a pattern."""
+BLOCKS: Final = ("block_name_to_quantize", "to_quant_block_names")
 AWQ: Final = ("auto_round:auto_awq", "auto_round:awq")
 
 
@@ -46,9 +45,9 @@ class AutoRound(StoredMethod):
                 f"{', '.join((*LESS, *AWQ))} of type int. Export the checkpoint in one of them."
             )
         self._special = sections(config, "extra_config")
-        self._patterns = {name: Pattern(name) for name in self._special if any(sign in name for sign in SIGNS)}
-        blocks = config.get(BLOCKS)
-        self._blocks = tuple(blocks.split(",")) if isinstance(blocks, str) and blocks else names(config, BLOCKS)
+        self._named = Listed(self._special, _found_anywhere)
+        self._blocks = Listed(_blocks(config))
+        self._has_blocks = bool(_blocks(config))
         self._format(config)
 
     def decide(self, prefix: str) -> StoredFormat | None:
@@ -56,7 +55,7 @@ class AutoRound(StoredMethod):
         special = self._settings(prefix)
         if special is not None:
             return self._format({**self._config, **special})
-        inside = not self._blocks or any(prefix.startswith(f"{block.strip()}.") for block in self._blocks)
+        inside = not self._has_blocks or self._blocks.find(prefix) is not None
         return self._format(self._config) if inside else None
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
@@ -66,9 +65,8 @@ class AutoRound(StoredMethod):
 
     def _settings(self, prefix: str) -> Mapping[str, Any] | None:
         """Return a layer's settings, by its name or by a pattern."""
-        if prefix in self._special:
-            return self._special[prefix]
-        return next((self._special[name] for name, pattern in self._patterns.items() if pattern.is_in(prefix)), None)
+        named = self._named.find(prefix)
+        return None if named is None else self._special[named]
 
     def _format(self, facts: Mapping[str, Any]) -> StoredFormat | None:
         bits, group = facts.get("bits"), facts.get("group_size", 128)
@@ -89,3 +87,17 @@ class AutoRound(StoredMethod):
             return AwqFormat(group)
         symmetric = facts.get("sym") is True
         return GptqFormat(bits, group, is_symmetric=symmetric, is_ordered=False, stored_less=LESS[self._packing])
+
+
+def _found_anywhere(text: str) -> Fits | None:
+    """Read a regular expression, which fits any part of a name."""
+    return Pattern(text).is_in if any(sign in text for sign in SIGNS) else None
+
+
+def _blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of what holds the layers that are packed: of a list, or of words with commas between."""
+    field = next((field for field in BLOCKS if config.get(field)), BLOCKS[0])
+    stated = config.get(field)
+    if isinstance(stated, str):
+        return tuple(block.strip() for block in stated.split(",") if block.strip())
+    return names(config, field)

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.awq.format import BITS, AwqFormat
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed, expressions
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod
 from core.quantization.stated import names
 
 
-class Awq(StoredMethod):
+class Awq(AllButListed):
     """AWQ in its usual version, GEMM."""
 
     name = "awq"
     example_config: Final = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+        super().__init__(config, Listed(names(config or {}, "modules_to_not_convert"), expressions, anywhere=True))
         bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
         version = str(config.get("version", "gemm")).lower()
         if bits != BITS or version != "gemm" or not isinstance(group, int) or not (group == -1 or group > 0):
@@ -26,9 +27,9 @@ class Awq(StoredMethod):
                 f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80}, version {version!r:.80}; awq has {BITS} bits, groups "
                 "of -1 (a row) or more inputs, and of its versions gemm is read. Convert the checkpoint with AutoAWQ."
             )
-        self._plain = names(config, "modules_to_not_convert")
         self._format = AwqFormat(group)
 
-    def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the one format, unless a name in the config is part of the layer's."""
-        return None if any(name in prefix for name in self._plain) else self._format
+    def stored(self, prefix: str) -> StoredFormat | None:
+        """Return the one format."""
+        del prefix
+        return self._format

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.bitsandbytes.format import EightBitFormat, FourBitFormat
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed, expressions
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod, mentions
 from core.quantization.stated import names
 
 KINDS: Final = ("nf4", "fp4")
 
 
-class BitsAndBytes(StoredMethod):
+class BitsAndBytes(AllButListed):
     """What transformers saves of a model that was loaded in 4 or 8 bits."""
 
     name = "bitsandbytes"
@@ -27,7 +28,7 @@ class BitsAndBytes(StoredMethod):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+        super().__init__(config, Listed(names(config or {}, "llm_int8_skip_modules"), expressions, anywhere=True))
         kind = config.get("bnb_4bit_quant_type", "fp4")
         four, eight = (bool(config.get(f"load_in_{bits}bit") or config.get(f"_load_in_{bits}bit")) for bits in (4, 8))
         if four == eight or (four and kind not in KINDS):
@@ -39,11 +40,11 @@ class BitsAndBytes(StoredMethod):
             FourBitFormat(kind, nested=bool(config.get("bnb_4bit_use_double_quant"))) if four else EightBitFormat()
         )
         self._stated = config.get("llm_int8_skip_modules")
-        self._plain = names(config, "llm_int8_skip_modules")
 
-    def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the one format, unless the layer is left out."""
-        return None if mentions(prefix, self._plain) else self._format
+    def stored(self, prefix: str) -> StoredFormat | None:
+        """Return the one format."""
+        del prefix
+        return self._format
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is left out where the config names nothing."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.caches import kv_dtype_of
-from builtin_plugins.quant_methods.common.names import spellings
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed
 from builtin_plugins.quant_methods.compressed_tensors.schemes import scheme
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod
-from core.quantization.patterns import Pattern
 from core.quantization.stated import names, section, sections
 
 LINEAR: Final = "Linear"
 EMBEDDING: Final = "Embedding"
-REGEX: Final = "re:"
 
 
-class CompressedTensors(StoredMethod):
+class CompressedTensors(AllButListed):
     """What llm-compressor and others write."""
 
     name = "compressed-tensors"
@@ -36,7 +33,7 @@ class CompressedTensors(StoredMethod):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+        super().__init__(config, Listed(names(config or {}, "ignore")))
         sparsity = section(config, "sparsity_config")
         if sparsity.get("format", "dense") != "dense":
             raise ModelError(
@@ -50,23 +47,22 @@ class CompressedTensors(StoredMethod):
                 "not computed here. Take a checkpoint without them."
             )
         self._kv_dtype = kv_dtype_of(config.get("kv_cache_scheme"))
-        self._ignore = Targets(names(config, "ignore"))
-        self._groups: list[tuple[Targets, StoredFormat | None]] = []
+        self._groups: list[tuple[Listed, StoredFormat | None]] = []
         for group in sections(config, "config_groups").values():
             stored = scheme(group, str(config.get("format"))) if group.get("weights") else None
-            self._groups.append((Targets(names(group, "targets")), stored))
+            self._groups.append((Listed(names(group, "targets")), stored))
 
-    def decide(self, prefix: str) -> StoredFormat | None:
+    def stored(self, prefix: str) -> StoredFormat | None:
         """Return the format of the group that names the layer, or one of its kind."""
         return self._of(prefix, LINEAR)
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is a linear layer to the tools."""
-        return self._of(prefix, LINEAR)
+        return self.decide(prefix)
 
     def decide_embedding(self, prefix: str) -> StoredFormat | None:
         """Return the format of embeddings, where a group names them."""
-        return self._of(prefix, EMBEDDING)
+        return None if self._plain.find(prefix) else self._of(prefix, EMBEDDING)
 
     def kv_dtype(self, prefix: str) -> str | None:
         """Return what every attention caches."""
@@ -74,26 +70,10 @@ class CompressedTensors(StoredMethod):
 
     def _of(self, prefix: str, kind: str) -> StoredFormat | None:
         """Of several groups, the one that names the layer counts before a pattern, and a pattern before its kind."""
-        if self._ignore.name(prefix) or self._ignore.fit(prefix) or self._ignore.name(kind):
+        if self._plain.name(kind):
             return None
-        for fits in (Targets.name, Targets.fit, lambda targets, _: targets.name(kind)):
+        for find in (Listed.name, Listed.pattern, lambda targets, _: targets.name(kind)):
             for targets, stored in self._groups:
-                if fits(targets, prefix):
+                if find(targets, prefix):
                     return stored
         return None
-
-
-class Targets:
-    """Layers by name, kind or pattern."""
-
-    def __init__(self, given: Iterable[str]) -> None:
-        self._names = frozenset(given)
-        self._patterns = [Pattern(name.removeprefix(REGEX)) for name in given if name.startswith(REGEX)]
-
-    def name(self, prefix: str) -> bool:
-        """Say whether a layer or a kind is among them by its name."""
-        return not self._names.isdisjoint(spellings(prefix))
-
-    def fit(self, prefix: str) -> bool:
-        """Say whether a pattern fits."""
-        return any(pattern.begins(own) for own in spellings(prefix) for pattern in self._patterns)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.floats import FloatsFormat
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
 from builtin_plugins.quant_methods.fp8.rounding import Fp8Rounded
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod, mentions
+from core.quantization.method import StoredMethod
 from core.quantization.stated import names
 
 BESIDE: Final = "input_scale activation_scale input_scale_ub"
@@ -21,18 +23,19 @@ def make_fp8(config: Any = None) -> StoredMethod:
     return Fp8(config) if config else Fp8Rounded()
 
 
-class _Floats(StoredMethod):
+class _Floats(AllButListed):
     """All linear layers are stored alike, but those that the config names."""
 
     _format: StoredFormat
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._plain = names(config, "ignored_layers", "modules_to_not_convert")
+        listed = names(config or {}, "ignored_layers", "modules_to_not_convert")
+        super().__init__(config, Listed(listed, expressions, anywhere=True))
 
-    def decide(self, prefix: str) -> StoredFormat | None:
+    def stored(self, prefix: str) -> StoredFormat | None:
         """Return the one format."""
-        return None if mentions(prefix, self._plain) else self._format
+        del prefix
+        return self._format
 
 
 class Fp8(_Floats):

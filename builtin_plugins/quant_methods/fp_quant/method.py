@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.fp_quant.format import GROUPS, RotatedFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod, mentions
 from core.quantization.stated import names
 
 ROTATED: Final = 32
@@ -16,7 +17,7 @@ NOT_READ: Final = ("pseudoquantization", "store_master_weights")
 """Checkpoints of plain numbers, for training and for devices without kernels."""
 
 
-class FpQuant(StoredMethod):
+class FpQuant(AllButListed):
     """What FP-Quant and transformers save."""
 
     name = "fp_quant"
@@ -28,7 +29,7 @@ class FpQuant(StoredMethod):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+        super().__init__(config, Listed(names(config or {}, "modules_to_not_convert"), expressions, anywhere=True))
         kind, size = str(config.get("forward_dtype", "nvfp4")), config.get("hadamard_group_size", ROTATED)
         if kind not in GROUPS or not isinstance(size, int) or size < 1:
             raise ModelError(
@@ -41,9 +42,9 @@ class FpQuant(StoredMethod):
                 f"quantization_config: {' and '.join(stated)} is set, so weights are not stored in four bits; that is not "
                 "read. Save the model without it."
             )
-        self._plain = names(config, "modules_to_not_convert")
         self._format = RotatedFormat(kind, size)
 
-    def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the one format, unless the layer is left out."""
-        return None if mentions(prefix, self._plain) else self._format
+    def stored(self, prefix: str) -> StoredFormat | None:
+        """Return the one format."""
+        del prefix
+        return self._format

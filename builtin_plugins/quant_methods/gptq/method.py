@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.names import Fits, Listed
 from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod, mentions
+from core.quantization.method import StoredMethod
 from core.quantization.patterns import Pattern
 from core.quantization.stated import names, sections
 
@@ -39,7 +40,8 @@ class Gptq(StoredMethod):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._config: Mapping[str, Any] = config
-        self._rules = [_rule(text, changes) for text, changes in sections(config, "dynamic").items()]
+        self._changes = sections(config, "dynamic")
+        self._rules = Listed(self._changes, _rule)
         layout = _layout(config)
         if layout in OF_ONE_KERNEL:
             raise ModelError(
@@ -52,17 +54,18 @@ class Gptq(StoredMethod):
                 f"read are {', '.join(LESS)} in int32. Convert the checkpoint with the tool that wrote it."
             )
         self._less = LESS[layout]
-        self._only = _only(config.get(ONLY) or ())
+        only = _only(config.get(ONLY) or ())
+        self._only = Listed(only, anywhere=True) if only else None
         self._format(config)
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return the layer's format after the first rule that matches its name; a rule may leave it plain."""
-        if self._only and not mentions(prefix, self._only):
+        if self._only is not None and self._only.find(prefix) is None:
             return None
-        for pattern, changes in self._rules:
-            if pattern.begins(prefix):
-                return None if changes is None else self._format({**self._config, **changes})
-        return self._format(self._config)
+        rule = self._rules.pattern(prefix)
+        if rule is None:
+            return self._format(self._config)
+        return None if rule.startswith(LEAVES) else self._format({**self._config, **self._changes[rule]})
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the head's format where the config says that it has one."""
@@ -81,11 +84,9 @@ class Gptq(StoredMethod):
         )
 
 
-def _rule(text: str, changes: Mapping[str, Any]) -> tuple[Pattern, Mapping[str, Any] | None]:
-    """Return which layers a rule is about, and what it changes; None: they are plain."""
-    if text.startswith(LEAVES):
-        return Pattern(text.removeprefix(LEAVES)), None
-    return Pattern(text.removeprefix(CHANGES)), changes
+def _rule(text: str) -> Fits:
+    """Return which layers a rule is about: those whose names begin as its pattern says."""
+    return Pattern(text.removeprefix(LEAVES if text.startswith(LEAVES) else CHANGES)).begins
 
 
 def _only(listed: Any) -> list[str]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.hqq.format import PER_PACKED, HqqFormat
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod, mentions
 from core.quantization.stated import names, section, sections
 
 WEIGHTS: Final = "weight_quant_params"
 NOT_READ: Final = ("scale_quant_params", "zero_quant_params")
-LEFT_OUT: Final = ("model", "layers")
-"""Of a layer's name in its tag, besides numbers."""
 
 
-class Hqq(StoredMethod):
+class Hqq(AllButListed):
     """HQQ, as transformers saves it."""
 
     name = "hqq"
@@ -28,24 +27,24 @@ class Hqq(StoredMethod):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+        super().__init__(config, Listed(names(config or {}, "skip_modules"), expressions, anywhere=True))
         stated = section(config, "quant_config")
-        self._plain = names(config, "skip_modules")
         self._all = _format(stated) if WEIGHTS in stated else None
         by_tag = {} if WEIGHTS in stated else sections(config, "quant_config")
         self._tags = {tag: _format(facts) for tag, facts in by_tag.items() if facts}
+        self._kinds = Listed(
+            self._tags, anywhere=True
+        )  # a kind is what is behind the layer's number, without an expert's
         if self._all is None and not self._tags:
             raise ModelError(
                 f"quantization_config: quant_config has no {WEIGHTS}, which says how many bits there are; restore the config "
                 "from where the model came."
             )
 
-    def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the format of all layers, or that of the layer's kind, unless it is left out."""
-        tag = ".".join(part for part in prefix.split(".") if part not in LEFT_OUT and not part.isdigit())
-        if tag in self._plain or mentions(prefix, self._plain):
-            return None
-        return self._all or self._tags.get(tag)
+    def stored(self, prefix: str) -> StoredFormat | None:
+        """Return the format of all layers, or that of the layer's kind."""
+        tag = None if self._all else self._kinds.find(prefix)
+        return self._all if tag is None else self._tags[tag]
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is a linear layer to the tool."""

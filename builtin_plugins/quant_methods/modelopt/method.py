@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.caches import kv_dtype_of
 from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed, wildcards
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod, mentions
 from core.quantization.stated import names, sections
 
 MIXED: Final = "MIXED_PRECISION"
@@ -24,29 +24,30 @@ ALGORITHMS: Final[Mapping[str, StoredFormat]] = {
 }
 
 
-class ModelOpt(StoredMethod):
+class ModelOpt(AllButListed):
     """Read from hf_quant_config.json, or from config.json, where later versions write the same."""
 
     name = "modelopt"
     example_config: Final = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._plain = names(config, "exclude_modules", "ignore")
+        super().__init__(config, Listed(names(config or {}, "exclude_modules", "ignore"), wildcards, anywhere=True))
         self._kv_dtype = kv_dtype_of(config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme"))
         self._layers: dict[str, StoredFormat] | None = None
         self._format: StoredFormat | None = None
         if config.get("quant_algo") == MIXED:
             listed = sections(config, "quantized_layers")
             self._layers = {name: _format(facts.get("quant_algo")) for name, facts in listed.items()}
+            self._named = Listed(listed, wildcards)
         else:
             self._format = _format(config.get("quant_algo"))
 
-    def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the layer's format."""
-        if mentions(prefix, self._plain) or any(fnmatchcase(prefix, pattern) for pattern in self._plain):
-            return None
-        return self._format if self._layers is None else self._layers.get(prefix)
+    def stored(self, prefix: str) -> StoredFormat | None:
+        """Return the format of all layers, or the layer's own."""
+        if self._layers is None:
+            return self._format
+        named = self._named.find(prefix)
+        return None if named is None else self._layers[named]
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is a linear layer to the tool."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat
-from builtin_plugins.quant_methods.common.names import spellings
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import Listed, wildcards
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod
-from core.quantization.patterns import Pattern
 from core.quantization.stated import names, section, sections
 
 BESIDE: Final = "input_scale input_zero_point output_scale output_zero_point weight_zero_point"
 """Of activations, which are not rounded here; zero points of symmetric weights are all zero."""
-REGEX: Final = "re:"
 EIGHT: Final = ("fp8_e4m3", "fp8_e5m2")
 SIX: Final = {"fp6_e2m3": 2, "fp6_e3m2": 3}
 """Floats of six bits, and how many of these are an exponent's."""
@@ -30,7 +27,7 @@ MX_GROUP: Final = 32
 """Floats of four and six bits that share an exponent."""
 
 
-class Quark(StoredMethod):
+class Quark(AllButListed):
     """What AMD's Quark exports as safetensors."""
 
     name = "quark"
@@ -41,7 +38,7 @@ class Quark(StoredMethod):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+        super().__init__(config, Listed(names(config or {}, "exclude"), wildcards))
         export = section(config, "export")
         if export.get("weight_format", "real_quantized") != "real_quantized":
             raise ModelError(
@@ -54,23 +51,15 @@ class Quark(StoredMethod):
                 f"quantization_config: algo_config has {', '.join(turned)}: activations are rotated before they are multiplied by "
                 "these weights, which is not computed here. Quantize the model without them."
             )
-        self._plain = names(config, "exclude")
-        self._patterns = [Pattern(name.removeprefix(REGEX)) for name in self._plain if name.startswith(REGEX)]
         self._layers = {name: _format(facts) for name, facts in sections(config, "layer_quant_config").items()}
+        self._named = Listed(self._layers, wildcards)
         kinds = sections(config, "layer_type_quant_config")
         self._format = _format(kinds[LINEAR] if LINEAR in kinds else section(config, "global_quant_config"))
 
-    def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the format of the first pattern that fits, or that of all others."""
-        spelled = spellings(prefix)
-        if any(own == name or fnmatchcase(own, name) for name in self._plain for own in spelled):
-            return None
-        if any(pattern.begins(own) for pattern in self._patterns for own in spelled):
-            return None
-        found = (
-            stored for pattern, stored in self._layers.items() if any(fnmatchcase(own, pattern) for own in spelled)
-        )
-        return next(found, self._format)
+    def stored(self, prefix: str) -> StoredFormat | None:
+        """Return the format of the first name or pattern that fits, or that of all others."""
+        named = self._named.first(prefix)
+        return self._format if named is None else self._layers[named]
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is a linear layer to the tool."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.left_out import AllButListed
+from builtin_plugins.quant_methods.common.names import MARK, Fits, Listed, expressions
 from builtin_plugins.quant_methods.torchao.schemes import scheme
 from core.api import ModelError
 from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod, mentions
 from core.quantization.patterns import Pattern
 from core.quantization.stated import names, section
 
 BY_NAME: Final = {"FqnToConfig": "fqn_to_config", "ModuleFqnToConfig": "module_fqn_to_config"}
 DEFAULT: Final = "_default"
-REGEX: Final = "re:"
 
 
-class TorchAo(StoredMethod):
+class TorchAo(AllButListed):
     """What transformers saves of a model with torchao's weights, as safetensors."""
 
     name = "torchao"
@@ -28,7 +28,7 @@ class TorchAo(StoredMethod):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+        super().__init__(config, Listed(names(config or {}, "modules_to_not_convert"), expressions, anywhere=True))
         stated = config.get("quant_type")
         if not isinstance(stated, Mapping) or not isinstance(stated.get("default"), Mapping):
             raise ModelError(
@@ -37,7 +37,6 @@ class TorchAo(StoredMethod):
             )
         default = stated["default"]
         self._stated_plain = config.get("modules_to_not_convert")
-        self._plain = names(config, "modules_to_not_convert")
         self._has_ends = bool(config.get("include_input_output_embeddings"))
         self._named: dict[str, StoredFormat | None] = {}
         self._others: StoredFormat | None = None
@@ -49,22 +48,12 @@ class TorchAo(StoredMethod):
             self._others = self._named.pop(DEFAULT, None)
         else:
             self._others = scheme(default)
-        self._patterns = [
-            (Pattern(name.removeprefix(REGEX)), own) for name, own in self._named.items() if name.startswith(REGEX)
-        ]
+        self._by_name = Listed(self._named, _whole)
 
-    def decide(self, prefix: str) -> StoredFormat | None:
+    def stored(self, prefix: str) -> StoredFormat | None:
         """Return the format of the layer's own name, of the first pattern that fits, or of all others."""
-        if mentions(prefix, self._plain):
-            return None
-        own = prefix, f"{prefix}.weight"
-        for name in own:
-            if name in self._named:
-                return self._named[name]
-        for pattern, stored in self._patterns:
-            if any(pattern.is_all_of(name) for name in own):
-                return stored
-        return self._others
+        named = self._by_name.find(prefix)
+        return self._others if named is None else self._named[named]
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is left out where the config neither includes it nor names others."""
@@ -73,3 +62,11 @@ class TorchAo(StoredMethod):
     def decide_embedding(self, prefix: str) -> StoredFormat | None:
         """Return the same for the embedding, where the config includes it."""
         return self.decide(prefix) if self._has_ends else None
+
+
+def _whole(text: str) -> Fits | None:
+    """Read a regular expression behind its mark, which fits the whole name of a layer or of its weight."""
+    if not text.startswith(MARK):
+        return None
+    pattern = Pattern(text.removeprefix(MARK))
+    return lambda name: pattern.is_all_of(name) or pattern.is_all_of(f"{name}.weight")

@@ -1,0 +1,39 @@
+"""Methods whose layers are stored in formats but for those that a list of the config leaves out. Knows no format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builtin_plugins.quant_methods.common.names import Listed
+from core.quantization.formats import StoredFormat
+from core.quantization.method import StoredMethod
+
+
+class AllButListed(StoredMethod):
+    """Of layers that the list names, too, the file may say that they are stored: tools read their own lists in several ways.
+
+    (`gate` of an AWQ config is a mixture's router to transformers, and `gate_proj` as well to AutoAWQ.)
+    """
+
+    def __init__(self, config: Any, plain: Listed) -> None:
+        super().__init__(config)
+        self._plain = plain
+
+    def decide(self, prefix: str) -> StoredFormat | None:
+        """Return the format, unless the layer is left out."""
+        stored = self.stored(prefix)
+        if stored is None or self._plain.find(prefix) is None:
+            return stored
+        return stored if self._is_there(prefix, stored) else None
+
+    def stored(self, prefix: str) -> StoredFormat | None:
+        """Return the format that the weight with this prefix has where the list does not name it."""
+        raise NotImplementedError
+
+    def _is_there(self, prefix: str, stored: StoredFormat) -> bool:
+        """Say whether the checkpoint is known to have all tensors of a format, which are more than the weight."""
+        others = {
+            suffix: [other for other, of in stored.other_names.items() if of == suffix] for suffix in stored.suffixes
+        }
+        names = [[f"{prefix}.{suffix}" for suffix in (own, *other)] for own, other in others.items()]
+        return stored.suffixes != ("weight",) and all(any(name in self._stored_as for name in own) for own in names)
