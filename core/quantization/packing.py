@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Final
 
 import torch
@@ -62,11 +63,16 @@ def centred(codes: Tensor, bits: int) -> Tensor:
 
 def four_bit_floats(packed: Tensor) -> Tensor:
     """Return float8_e4m3fn [..., 2 * bytes] out of bytes of two E2M1 floats each, the lower one first."""
-    values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=packed.device).to(torch.float8_e4m3fn)
-    both = torch.stack((values.view(torch.uint8).repeat(16), values.view(torch.uint8).repeat_interleave(16)), -1)
-    # Two numbers by each byte, in one thread: an index of this size is shared out, and threads wait for each other.
-    found = both.view(torch.int16).flatten().index_select(0, packed.flatten().int())
+    # In one thread: an index of this size is shared out, and threads wait for each other.
+    found = _pairs(packed.device).index_select(0, packed.flatten().int())
     return found.view(torch.float8_e4m3fn).view(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    """Return int16 [256]: the bytes of the two numbers that each byte has. Rows are unpacked few at a time, so it is kept."""
+    values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=device).to(torch.float8_e4m3fn).view(torch.uint8)
+    return torch.stack((values.repeat(16), values.repeat_interleave(16)), -1).view(torch.int16).flatten()
 
 
 def six_bit_floats(packed: Tensor, exponent_bits: int = 2) -> Tensor:
@@ -74,14 +80,20 @@ def six_bit_floats(packed: Tensor, exponent_bits: int = 2) -> Tensor:
     triples = packed.int().view(*packed.shape[:-1], -1, 3)
     word = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
     codes = torch.stack([word >> shift & 63 for shift in (0, 6, 12, 18)], -1).flatten(-2)
+    return _six_bit_numbers(exponent_bits, packed.device)[codes].view(torch.float8_e4m3fn)
+
+
+@cache
+def _six_bit_numbers(exponent_bits: int, device: torch.device) -> Tensor:
+    """Return uint8 [64]: the float8_e4m3fn that each code is."""
     mantissa_bits = 5 - exponent_bits
     values = []
     for code in range(32):
         exponent, fraction = code >> mantissa_bits, (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
         least = 2 - (1 << (exponent_bits - 1))  # the exponent of subnormal numbers and of the first normal ones
         values.append((1 + fraction) * 2.0 ** (least + exponent - 1) if exponent else fraction * 2.0**least)
-    table = torch.tensor([*values, *(-value for value in values)], device=packed.device).to(torch.float8_e4m3fn)
-    return table.view(torch.uint8)[codes].view(torch.float8_e4m3fn)
+    numbers = torch.tensor([*values, *(-value for value in values)], device=device)
+    return numbers.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

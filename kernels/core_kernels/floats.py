@@ -8,7 +8,7 @@ import torch
 
 from core_kernels.library import Library
 from core_kernels.packed import as_rows
-from core_kernels.quantized import FACTOR_BYTES, FILLED, LARGEST_GROUP, row_bytes
+from core_kernels.quantized import FACTOR_BYTES, FILLED, LARGEST_GROUP, kept_scales, row_bytes
 from core_kernels.row_ops import DTYPES
 from core_kernels.tiled import ScaledOps
 
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 KINDS: Final = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1, torch.uint8: 2}
 """Numbers by which the library knows them; bytes are codes of a table."""
 TABLE_SIZE: Final = 16
-SCALES: Final = (torch.float32, torch.int16, torch.bfloat16)
+SCALES: Final = (torch.float32, torch.int16, torch.float8_e8m0fnu)
 """Types of scales; the library knows them by their places here."""
 MOST_SHARES: Final = 32767
 
@@ -26,7 +26,7 @@ class FloatOps(ScaledOps):
     """Floats of eight bits, or, of uint8, codes of four bits of a table of sixteen floats: it is rounded to the type of x.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale. `scales` is what those are: float32;
-    bfloat16, which loses nothing of powers of two; or int16, so many 32,767ths of the row's largest scale, to the nearest.
+    float8_e8m0fnu, powers of two; or int16, so many 32,767ths of the row's largest scale, to the nearest.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FloatOps(ScaledOps):
         if self.in_shares:
             factors = scales.abs().amax(1, keepdim=True) / MOST_SHARES
             scales = (scales / torch.where(factors == 0, 1, factors)).round()
-        scales = scales.to(self.scales)
+        scales = kept_scales(scales, self.scales)
         self._place(
             weight.data_ptr(), values.data_ptr(), scales.data_ptr(), None if factors is None else factors.data_ptr(), first, count, width, values.stride(0), rows,
             *self._facts[:3],

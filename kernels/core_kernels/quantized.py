@@ -23,7 +23,7 @@ FOUR_BIT_FLOATS: Final = (0, 1, 2, 3, 4, 6, 8, 12)
 """What codes of four-bit floats (E2M1) stand for, twice as large; all of them with either sign."""
 FLOAT_CODE: Final = 12
 """The number by which the library knows those; it knows integers by their bits."""
-SCALES: Final = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+SCALES: Final = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e8m0fnu)
 """Types of scales; the library knows them by their places here."""
 ZEROS: Final = (None, torch.int16, torch.float16)
 """Types of zero points; the library knows them by their places here."""
@@ -33,9 +33,10 @@ class QuantizedOps(ScaledOps):
     """Integers of eight or four bits, or floats of four.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
-    bfloat16 or float16, or float8_e4m3fn, of which each row has a factor in float32. `zeros`: each group has a zero point as
-    well, an integer (int16) or not (float16). `is_float`: codes are four-bit floats, twice as large. Weights that are rounded here are integers with scales in bfloat16 and without zero points. `x_bits`: what x is
-    rounded to unless it is float32; 16 loses next to nothing, 8, for weights of 8 bits, takes one scale for a row of x.
+    bfloat16 or float16, or powers of two (float8_e8m0fnu), or float8_e4m3fn, of which each row has a factor in float32.
+    `zeros`: each group has a zero point as well, an integer (int16) or not (float16). `is_float`: codes are four-bit floats,
+    twice as large. Weights that are rounded here are integers with scales in bfloat16 and without zero points. `x_bits`: what x
+    is rounded to unless it is float32; 16 loses next to nothing, 8, for weights of 8 bits, takes one scale for a row of x.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class QuantizedOps(ScaledOps):
             )
         if scales not in SCALES:
             raise ValueError(f"scales of {scales}; they are of one of {', '.join(map(str, SCALES))}")
+        if zeros is not None and scales.itemsize == 1:
+            raise ValueError(f"scales of {scales} beside zero points: these need scales of two bytes")
         if x_bits not in (16, bits):
             raise ValueError(f"rows of {x_bits} bits by weights of {bits}: both are 8, or rows are of 16")
         self.bits: Final = bits
@@ -125,7 +128,7 @@ class QuantizedOps(ScaledOps):
             raise ValueError(f"factors of rows: {found}; the weight has {count if self.has_factors else 'none'}")
         if weight.is_meta:
             return
-        codes, scales = codes.contiguous(), scales.to(self.scales).contiguous()
+        codes, scales = codes.contiguous(), kept_scales(scales, self.scales).contiguous()
         zeros = None if zeros is None else zeros.to(self.zeros).contiguous()
         factors = None if factors is None else factors.float().contiguous()
         more = (None if each is None else each.data_ptr() for each in (zeros, factors))
@@ -148,6 +151,13 @@ class QuantizedOps(ScaledOps):
 
     def _told(self, x: Tensor) -> tuple[int, ...]:
         return (*self._facts, 16 if x.dtype == torch.float32 else self.x_bits, DTYPES[x.dtype])
+
+
+def kept_scales(scales: Tensor, kind: torch.dtype) -> Tensor:
+    """Return scales of a type. Powers of two lose nothing, but those below 2^-126, the least that float32 has whole, become 0."""
+    if kind != torch.float8_e8m0fnu:
+        return scales.to(kind)
+    return (scales.float().view(torch.int32) >> 23).to(torch.uint8)
 
 
 def row_bytes(width: int, bits: int, group: int, group_bytes: int = 2) -> int:

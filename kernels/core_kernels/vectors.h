@@ -49,6 +49,20 @@ inline Words load_bits(const void* from) {
 #endif
 }
 
+inline Words load_bytes(const void* from) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+#else
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+    Bytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Words);
+#endif
+}
+
+// Powers of two by their exponents, as a float32 has them: 0 is no power but zero, 255 infinity.
+inline Floats load_powers(const void* from) { return (Floats)(load_bytes(from) << 23); }
+
 inline void store_bits(void* to, Words wide) {
     Halves bits = __builtin_convertvector(wide, Halves);
     std::memcpy(to, &bits, sizeof bits);

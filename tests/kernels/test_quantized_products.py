@@ -154,6 +154,39 @@ def test_scales_of_eight_bits_have_a_factor_for_each_row(isa: str) -> None:
         whole.place(whole.empty(1, 32, torch.float32), 1, 0, codes[:1, :32], scales[:1, :1], factors=torch.ones(1))
     with pytest.raises(ValueError, match=r"scales of torch\.float32; they are of one of"):
         QuantizedOps(LIBRARY, 4, 32, torch.float32)
+    for small in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        with pytest.raises(ValueError, match="beside zero points: these need scales of two bytes"):
+            QuantizedOps(LIBRARY, 4, 32, small, zeros=torch.int16)
+
+
+@pytest.mark.parametrize("name", [name for name, facts in PLACED.items() if not facts.get("zeros")])
+def test_scales_that_are_powers_of_two_take_eight_bits(isa: str, name: str) -> None:
+    ops = QuantizedOps(LIBRARY, group=32, scales=torch.float8_e8m0fnu, **PLACED[name])  # type: ignore[arg-type]
+    for rows, width in ((7, 40), (65, 256), (130, 72)):
+        groups = (rows, -(-width // 32))
+        codes = torch.tensor(FOUR_BIT_FLOATS)[torch.randint(0, 8, (rows, width))].to(torch.int8)
+        codes *= torch.randint(0, 2, codes.shape, dtype=torch.int8) * 2 - 1
+        codes = codes if ops.is_float else codes.clamp(-8, 7)
+        scales = torch.randint(-20, 4, groups).float().exp2()
+        scales[0] = 0
+        weight = ops.empty(rows, width, torch.float32)
+        ops.place(weight, rows, 0, codes, scales)
+        plain = codes.float() * scales.repeat_interleave(32, 1)[:, :width]
+        assert torch.equal(ops.rows(weight, rows, width, torch.arange(rows)), plain)
+        x = torch.randn(40, width)
+        found, exact = ops.linear(x, weight, rows), x.double() @ plain.double().T
+        assert ((found - exact).abs() <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)).all()
+        for count in (1, 3, 17):
+            assert torch.equal(ops.linear(x[:count], weight, rows), found[:count])
+    # All that float32 has whole; what is smaller is nothing, what is not finite is not finite.
+    codes, powers = torch.ones(254, 32, dtype=torch.int8), torch.arange(-126, 128).float().exp2()[:, None]
+    weight = ops.empty(254, 32, torch.float32)
+    ops.place(weight, 254, 0, codes, powers)
+    assert torch.equal(ops.rows(weight, 254, 32, torch.arange(254)), powers.expand(254, 32))
+    ops.place(weight, 254, 0, codes, torch.tensor([[2.0**-127]] + [[torch.inf]] * 253))
+    found = ops.rows(weight, 254, 32, torch.arange(254))
+    assert (found[0] == 0).all()
+    assert not found[1:].isfinite().any()
 
 
 def test_plain_weights_are_not_rounded_to_what_they_would_not_be(isa: str) -> None:

@@ -81,7 +81,8 @@ class FloatsFormat(StoredFormat):
 
 
 class PackedFloatsFormat(FloatsFormat):
-    """Two four-bit floats in a byte, or four six-bit ones in three; a second scale may belong to the whole tensor.
+    """Two four-bit floats in a byte, or four six-bit ones in three; scales are exponents of two, or a second one belongs to the
+    whole tensor.
 
     `whole`: its name. `divides`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or 3.
     """
@@ -102,7 +103,7 @@ class PackedFloatsFormat(FloatsFormat):
         self._bits, self._exponent_bits, self._whole, self._divides = bits, exponent_bits, whole, divides
         self.suffixes = (*self.suffixes, *([whole] if whole else []))
         self.grouping = Grouping(
-            bits, shared.columns or -1, is_float=True, has_factors=bool(whole), has_powers=bits == 6
+            bits, shared.columns or -1, is_float=True, has_factors=bool(whole), has_powers=not whole
         )
         self.stored_bits = bits + 8 / (shared.columns or 32)
 

@@ -49,7 +49,7 @@ class Blocks(StoredFormat):
     """Bytes [rows, columns / 32, 16] of one expert's weight, two numbers each, lower four bits first, and exponents of scales."""
 
     suffixes = ("_blocks", "_scales")
-    grouping = Grouping(4, BLOCK, is_float=True)
+    grouping = Grouping(4, BLOCK, is_float=True, has_powers=True)
     stored_bits = 4 + 8 / BLOCK
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:

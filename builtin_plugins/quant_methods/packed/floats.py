@@ -32,9 +32,10 @@ def ops_for(grouping: Grouping, library: Library) -> Make | None:
         return lambda floats: FloatOps(
             library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table, scales=torch.int16
         )
-    scales = torch.bfloat16 if grouping.has_powers else torch.float32
+    scales = torch.float8_e8m0fnu if grouping.has_powers else torch.float32
     of_codes, of_floats = partial(QuantizedOps, library), partial(FloatOps, library, scales=scales)
-    return maker(grouping.bits, group, of_codes, of_floats, keeps_factors=grouping.has_factors)
+    small = torch.float8_e4m3fn if grouping.has_factors else torch.float8_e8m0fnu if grouping.has_powers else None
+    return maker(grouping.bits, group, of_codes, of_floats, small)
 
 
 def maker(
@@ -42,19 +43,17 @@ def maker(
     group: int,
     of_codes: Callable[..., Any],
     of_floats: Callable[[torch.dtype, int], Any],
-    *,
-    keeps_factors: bool = False,
+    small: torch.dtype | None = None,
 ) -> Make:
     """Return what makes the kernels for floats of so many bits: of four, those of codes twice as large; else of eight.
 
-    `keeps_factors`: kernels of codes keep scales of eight bits with a factor for each row.
+    `small`: the type of eight bits in which kernels of codes keep scales; None: they keep one of sixteen.
     """
 
     def make(floats: ScaledFloats | None) -> Ops:
         if bits == 4:
             scales = torch.float16 if floats is None else scale_type(floats.all_of_scales() / 2)
-            scales = torch.float8_e4m3fn if keeps_factors else scales
-            return of_codes(4, group, scales, is_float=True)  # type: ignore[no-any-return]
+            return of_codes(4, group, small or scales, is_float=True)  # type: ignore[no-any-return]
         return of_floats(torch.float8_e4m3fn if floats is None else floats.values.dtype, group)  # type: ignore[no-any-return]
 
     return make

@@ -26,7 +26,7 @@ struct FloatLayout {
           group(kept.group),
           bits(kept.bits()),
           scales(kept.scales),
-          scale_bytes(scales == kWhole ? sizeof(float) : sizeof(int16_t)),
+          scale_bytes(scales == kWhole ? sizeof(float) : scales == kShares ? sizeof(int16_t) : 1),
           factor_bytes(scales == kShares ? sizeof(float) : 0) {}
 
     int64_t filled() const { return rounded_up(width, kInputsTogether); }
@@ -51,8 +51,8 @@ struct FloatLayout {
     Floats load_scales(const uint8_t* group, int64_t column) const {
         const uint8_t* from = group + column * scale_bytes;
         if (scales == kWhole) return load(reinterpret_cast<const float*>(from));
-        const Words upper = load_bits(from) << 16;
-        return scales == kHalf ? (Floats)upper : __builtin_convertvector((Ints)upper >> 16, Floats);
+        if (scales == kPowers) return load_powers(from);
+        return __builtin_convertvector((Ints)(load_bits(from) << 16) >> 16, Floats);
     }
 };
 

@@ -15,7 +15,7 @@ enum FloatKind : int32_t {
 enum FloatScales : int32_t {
     kWhole = 0,   // float32
     kShares = 1,  // int16, shares of a float32 that each row has
-    kHalf = 2,    // bfloat16
+    kPowers = 2,  // powers of two by their exponents (vectors.h)
 };
 
 // How a weight is kept: which floats, how many neighbours of a row, a multiple of eight, share a scale, how scales are kept, and

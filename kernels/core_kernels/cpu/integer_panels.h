@@ -30,7 +30,7 @@ struct Layout {
     int64_t columns(int64_t panel) const { return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel); }
     bool has_factors() const { return scales == kByteScales; }
     int64_t factor_bytes() const { return has_factors() ? sizeof(float) : 0; }  // of a column
-    int64_t scale_bytes() const { return has_factors() ? 1 : 2; }
+    int64_t scale_bytes() const { return scales == kByteScales || scales == kPowerScales ? 1 : 2; }
     int64_t head_bytes() const { return scale_bytes() + (zeros ? 2 : 0); }  // of a column and group
     int64_t row_bytes() const { return factor_bytes() + groups() * head_bytes() + filled() * bits / 8; }
     int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
@@ -43,11 +43,8 @@ struct Layout {
 };
 
 // Sixteen floats of eight bits (E4M3).
-inline Floats load_bytes(const uint8_t* from) {
-    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-    Bytes bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    const Words codes = __builtin_convertvector(bytes, Words), own = codes & 0x7f;
+inline Floats load_small(const uint8_t* from) {
+    const Words codes = load_bytes(from), own = codes & 0x7f;
     const Floats small = __builtin_convertvector((Ints)own, Floats) * 0x1p-9f;
     Words found = own < 8 ? (Words)small : (own << 20) + (120u << 23);
     found = own == 0x7f ? Words{} + 0x7fc00000 : found;
@@ -57,7 +54,8 @@ inline Floats load_bytes(const uint8_t* from) {
 // Scales of a panel's columns, of any type.
 inline Floats load_scales(const uint8_t* group, int64_t tile, const Layout& at) {
     const uint8_t* from = group + tile * kLanes * at.scale_bytes();
-    if (at.scales == kByteScales) return load_bytes(from);
+    if (at.scales == kByteScales) return load_small(from);
+    if (at.scales == kPowerScales) return load_powers(from);
     return at.scales == kFloat16Scales ? load(reinterpret_cast<const Float16*>(from))
                                        : load(reinterpret_cast<const BFloat16*>(from));
 }

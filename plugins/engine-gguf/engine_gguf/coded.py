@@ -49,7 +49,7 @@ class Codes(StoredFormat):
 class Mxfp4(Codes):
     """Four-bit floats whose scale is a power of two."""
 
-    grouping = Grouping(4, _INPUTS, is_float=True)
+    grouping = Grouping(4, _INPUTS, is_float=True, has_powers=True)
     num_bytes = 17
     stored_bits = 8 * num_bytes / _INPUTS
 
