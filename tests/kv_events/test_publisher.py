@@ -177,6 +177,7 @@ def test_what_waits_is_sent_before_the_end(open_publisher, context):
     thread.start()
     while not index.parents:  # it listens
         publisher.send(stored(KEYS[0]))
+        taken(publisher)
     publisher.send(stored(LAST))
     publisher.close()
     publisher.close()
@@ -187,8 +188,8 @@ def test_what_waits_is_sent_before_the_end(open_publisher, context):
 def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_publisher, context, tmp_path):
     publisher, settings = open_publisher()
     lossy = f"ipc://{tmp_path}/lossy"
-    index, held, dice, done = EXAMPLE["Index"](), set(), random.Random(3), threading.Event()
-    lost = []
+    index, held, dice, lost = EXAMPLE["Index"](), set(), random.Random(3), []
+    done, deserted = threading.Event(), threading.Event()
 
     def relay():
         """Bring a third of the messages, and the last."""
@@ -197,7 +198,7 @@ def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_pub
         source.subscribe(b"")
         source.connect(settings.endpoint)
         sink.bind(lossy)
-        while not done.is_set():
+        while not deserted.is_set():
             if source.poll(10):
                 message = source.recv_multipart()
                 if LAST in message[2] or losses.random() < 1 / 3:
@@ -230,11 +231,14 @@ def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_pub
         taken(publisher)
     while ("GPU", 0, LAST) not in index.parents:  # its last message comes, once somebody listens
         publisher.send(stored(LAST))
+        taken(publisher)
     assert {key for _, _, key in index.parents} == held | {LAST}
     assert lost, "nothing was missed"
     done.set()
-    while threads[1].is_alive():
+    while threads[1].is_alive():  # it is told by what comes, so the other brings messages until then
         publisher.send(stored(LAST))
+        taken(publisher)
+    deserted.set()
     for thread in threads:
         thread.join()
 
