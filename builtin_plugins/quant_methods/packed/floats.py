@@ -52,8 +52,8 @@ def maker(
 
     def make(floats: ScaledFloats | None) -> Ops:
         if bits == 4:
-            scales = torch.float16 if floats is None else scale_type(floats.all_of_scales() / 2)
-            return of_codes(4, group, small or scales, is_float=True)  # type: ignore[no-any-return]
+            wide = torch.float16 if floats is None or small else scale_type(floats.all_of_scales() / 2)
+            return of_codes(4, group, small or wide, is_float=True)  # type: ignore[no-any-return]
         return of_floats(torch.float8_e4m3fn if floats is None else floats.values.dtype, group)  # type: ignore[no-any-return]
 
     return make
