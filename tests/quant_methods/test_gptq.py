@@ -194,3 +194,15 @@ def test_groups_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     checkpoint(LLAMA, tmp_path)
     with pytest.raises(ModelError, match=r"mlp.down_proj has 96 inputs, which do not divide into groups of 64"):
         scores(LLAMA, tmp_path, {}, Gptq(config(group=64)))
+
+
+def test_a_head_is_in_no_block_and_has_rules_as_layers_have() -> None:
+    """As auto-round writes GPTQ checkpoints."""
+    listed = {"modules_in_block_to_quantize": [["self_attn.q_proj"]], "lm_head": True}
+    quant = Gptq(config(dynamic={"+:.*lm_head.*": {"bits": 8}}, **listed))
+    quant.head("lm_head")
+    stored = quant.format_of("lm_head")
+    assert stored is not None
+    assert stored.grouping is not None
+    assert stored.grouping.bits == 8
+    assert quant.format_of("model.layers.0.self_attn.o_proj") is None

@@ -32,8 +32,8 @@ class AllButListed(StoredMethod):
 
     def _is_there(self, prefix: str, stored: StoredFormat) -> bool:
         """Say whether the checkpoint is known to have all tensors of a format, which are more than the weight."""
-        others = {
-            suffix: [other for other, of in stored.other_names.items() if of == suffix] for suffix in stored.suffixes
-        }
-        names = [[f"{prefix}.{suffix}" for suffix in (own, *other)] for own, other in others.items()]
-        return stored.suffixes != ("weight",) and all(any(name in self._stored_as for name in own) for own in names)
+        names = {suffix: [suffix] for suffix in stored.suffixes}
+        for other, suffix in stored.other_names.items():
+            names[suffix].append(other)
+        found = [any(f"{prefix}.{name}" in self._stored_as for name in same) for same in names.values()]
+        return stored.suffixes != ("weight",) and all(found)

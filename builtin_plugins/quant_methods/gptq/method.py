@@ -62,14 +62,17 @@ class Gptq(StoredMethod):
         """Return the layer's format after the first rule that matches its name; a rule may leave it plain."""
         if self._only is not None and self._only.find(prefix) is None:
             return None
+        return self._by_rules(prefix)
+
+    def _by_rules(self, prefix: str) -> StoredFormat | None:
         rule = self._rules.pattern(prefix)
         if rule is None:
             return self._format(self._config)
         return None if rule.startswith(LEAVES) else self._format({**self._config, **self._changes[rule]})
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
-        """Return the head's format where the config says that it has one."""
-        return self.decide(prefix) if self._config.get("lm_head") and prefix.endswith("lm_head") else None
+        """Return the head's format where the config says that it has one; it is in no block."""
+        return self._by_rules(prefix) if self._config.get("lm_head") and prefix.endswith("lm_head") else None
 
     def _format(self, facts: Mapping[str, Any]) -> GptqFormat:
         bits, group = facts.get("bits"), facts.get("group_size", 128)
