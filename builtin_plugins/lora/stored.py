@@ -18,6 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from core.parsing.headers import read_header
+
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 PICKLED: Final = ("adapter_model.bin", "adapter_model.pt")
@@ -133,10 +135,10 @@ def _read_header(folder: Path, most_bytes: int) -> tuple[Stored, ...]:
     except OSError as error:
         raise BadAdapter(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_each_once)
+        header = read_header(text)
         header.pop("__metadata__", None)
         found = [_stored(path, str(name), facts, 8 + length, size) for name, facts in header.items()]
-    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
         if isinstance(error, BadAdapter):
             raise
         raise BadAdapter(f"{path} has a header that cannot be read ({error}); save the adapter again.") from error
@@ -145,16 +147,6 @@ def _read_header(folder: Path, most_bytes: int) -> tuple[Stored, ...]:
         if before.start + before.num_bytes > after.start:
             raise BadAdapter(f"{path} gives {before.name!r:.100} and {after.name!r:.100} the same bytes.")
     return tuple(found)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of a header. Raises `ValueError` where a name comes twice."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"it names {name!r:.100} twice")
-        found[name] = value
-    return found
 
 
 def _stored(path: Path, name: str, facts: Mapping[str, Any], base: int, size: int) -> Stored:

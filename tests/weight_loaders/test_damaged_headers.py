@@ -110,7 +110,7 @@ def test_a_name_that_comes_twice_is_refused(header: str, name: str, tmp_path: Pa
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
     message = fault_of(ModelSource("m", "A", None, path=str(tmp_path)))
-    assert message == f"{path} has a header that names {name!r} twice. Download the file again."
+    assert message == f"{path} has a header that cannot be read (it names {name!r} twice). Download the file again."
 
 
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:

@@ -7,15 +7,14 @@ that is merely wrong another tensor's weights.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 from core.api import ModelError
+from core.parsing import headers
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
@@ -68,10 +67,9 @@ def read_header(path: Path) -> list[Stored]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
-        # bytes would be taken in other encodings, too
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=partial(_each_once, path))
-    except (ValueError, RecursionError) as error:
-        raise _fault(path, f"has a header that is not JSON ({error})") from error
+        header = headers.read_header(text)
+    except ValueError as error:
+        raise _fault(path, f"has a header that cannot be read ({error})") from error
     if not isinstance(header, dict):
         raise _fault(path, "has a header that is no JSON object")
     header.pop("__metadata__", None)
@@ -81,16 +79,6 @@ def read_header(path: Path) -> list[Stored]:
         if tensor.start < before.start + before.num_bytes:
             raise _fault(path, f"gives tensors {before.name!r:.100} and {tensor.name!r:.100} the same bytes")
     return stored
-
-
-def _each_once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the header. Raises `ModelError` where a name comes twice: who is right then, no reader can say."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise _fault(path, f"has a header that names {name!r:.100} twice")
-        found[name] = value
-    return found
 
 
 def _stored(path: Path, name: str, facts: Any, base: int, size: int) -> Stored:
