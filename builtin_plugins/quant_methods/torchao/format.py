@@ -68,14 +68,15 @@ class NibblesFormat(StoredFormat):
 class SwizzledFloats(StoredFormat):
     """Floats of eight or four bits with a scale for each group, in rows or in the order of a GPU's kernel.
 
-    `is_scaled`: the scales have one of their own.
+    `is_scaled`: the scales have one of their own. `in_powers`: they are exponents of two.
     """
 
-    def __init__(self, group: int, *, is_packed: bool, is_scaled: bool = False) -> None:
-        self._group, self._is_packed = group, is_packed
+    def __init__(self, group: int, *, is_packed: bool, is_scaled: bool = False, in_powers: bool = False) -> None:
+        self._group, self._is_packed, self._in_powers = group, is_packed, in_powers
         self.suffixes = (CODES, SCALES, *([WHOLE_SCALE] if is_scaled else []))
-        self.grouping = Grouping(4 if is_packed else 8, group, is_float=True, has_factors=is_scaled)
-        self.stored_bits = (4 if is_packed else 8) + 8 / group
+        bits = 4 if is_packed else 8
+        self.grouping = Grouping(bits, group, is_float=True, has_factors=is_scaled, has_powers=in_powers)
+        self.stored_bits = bits + 8 / group
 
     def check(self, part: Part) -> None:
         """Refuse groups that do not divide the inputs, or that ranks would cut."""
@@ -93,7 +94,10 @@ class SwizzledFloats(StoredFormat):
         values = part.rows(stored)
         values = four_bit_floats(values.contiguous().view(torch.uint8)) if self._is_packed else values
         scales = in_rows(tensors[SCALES], part, groups_of(part, self._group))
-        scales = powers_of_two(scales) if scales.dtype in EXPONENTS else scales.float()
+        if self._in_powers != (scales.dtype in EXPONENTS):
+            wanted = "exponents of a byte" if self._in_powers else "floats"
+            raise ModelError(f"has scales of {str(scales.dtype).removeprefix('torch.')}; they are {wanted}.")
+        scales = powers_of_two(scales) if self._in_powers else scales.float()
         factors = None
         if WHOLE_SCALE in tensors:
             factors = one_number(WHOLE_SCALE, tensors[WHOLE_SCALE]).expand(len(values), 1)

@@ -55,7 +55,7 @@ def scheme(config: Any) -> StoredFormat | None:
         return NibblesFormat(_size(facts, "group_size", 128))
     if kind in MX:
         four = _name(facts.get("weight_dtype")) == "float4_e2m1fn_x2"
-        return SwizzledFloats(_size(facts, "block_size", 32), is_packed=four)
+        return SwizzledFloats(_size(facts, "block_size", 32), is_packed=four, in_powers=True)
     if kind in NVFP4:
         return SwizzledFloats(16, is_packed=True, is_scaled=bool(facts.get("use_dynamic_per_tensor_scale", True)))
     raise ModelError(
