@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
-from builtin_plugins.kv_connectors.messages import Order
+from builtin_plugins.kv_connectors.messages import Look, Order
 from core.contracts.threads import step_aside
+
+T = TypeVar("T", Order, Look)
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class Batch(Generic[T]):
     """Orders that came together and are reported together."""
 
-    orders: Sequence[Order]
+    orders: Sequence[T]
     since_s: float
     """By the monotonic clock."""
     before: Callable[[], None] = lambda: None
@@ -35,15 +38,16 @@ class GivenUp(Exception):
     """It was too late."""
 
 
-class Lane:
+class Lane(Generic[T]):
     """One thread. `work` does one order; `done` is told of a batch, with what `work` raised by order."""
 
     def __init__(
-        self, name: str, work: Callable[[Order, Claim], None], done: Callable[[Sequence[Order], dict[int, str]], None]
+        self, name: str, work: Callable[[T, Claim], None], done: Callable[[Sequence[T], dict[int, str]], None]
     ) -> None:
-        self._work, self._done = work, done
-        self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._waiting: dict[Batch, None] = {}
+        self._work: Callable[[T, Claim], None] = work
+        self._done: Callable[[Sequence[T], dict[int, str]], None] = done
+        self._queue: queue.SimpleQueue[Batch[T] | None] = queue.SimpleQueue()
+        self._waiting: dict[Batch[T], None] = {}
         self._lock = threading.Lock()
         self._touching = threading.Lock()
         """Held while an order touches the cache, and to give orders up."""
@@ -51,7 +55,7 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, orders: Sequence[Order], before: Callable[[], None] = lambda: None) -> None:
+    def put(self, orders: Sequence[T], before: Callable[[], None] = lambda: None) -> None:
         """Have a batch done behind those before it."""
         batch = Batch(orders, time.monotonic(), before)
         with self._lock:
@@ -75,7 +79,7 @@ class Lane:
         return not self._thread.is_alive()
 
     @contextmanager
-    def _claim(self, batch: Batch) -> Iterator[None]:
+    def _claim(self, batch: Batch[T]) -> Iterator[None]:
         with self._touching:
             if batch.is_late:
                 raise GivenUp("it took longer than timeout_s")

@@ -26,6 +26,13 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     """Where it is read from, if that is not the rank's own store."""
 
 
+class Look(msgspec.Struct, array_like=True, frozen=True):
+    """The question which of these blocks a rank's store has, whoever wrote them."""
+
+    id: int
+    keys: list[BlockKey]
+
+
 class Orders(msgspec.Struct, array_like=True, frozen=True):
     """What begins with a step. A block is dropped before others are written; none of those that are read is dropped."""
 
@@ -34,6 +41,7 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     drops: list[BlockKey] = []
     version: int = 0
     """Of the weights, as far as the half beside the scheduler knows (`Refilled`)."""
+    looks: list[Look] = []
 
 
 UNLIKE: Final = "SetUpOtherwise: "
@@ -64,6 +72,15 @@ class Found(msgspec.Struct, array_like=True, frozen=True, tag=True):
     keys: list[BlockKey]
 
 
+class Looked(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The answer to `Look`; where something went wrong, which blocks there are is not known."""
+
+    rank: int
+    id: int
+    keys: list[BlockKey]
+    error: str = ""
+
+
 class Moved(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Orders that a rank is done with, and what went wrong with some of them."""
 
@@ -74,10 +91,10 @@ class Moved(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 class Late(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Orders that a rank should have been done with. It may still work on them, and touches none of their blocks; in the
-    end it says `Moved` of them, too."""
+    end it says `Moved`, or `Looked`, of them, too."""
 
     rank: int
     ids: list[int]
 
 
-Told = Opened | Found | Moved | Late | Refilled
+Told = Opened | Found | Looked | Moved | Late | Refilled

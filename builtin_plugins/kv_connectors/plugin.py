@@ -25,13 +25,13 @@ def engine_options() -> list[Option]:
             "kv_offloading_size",
             Annotated[float, Within(0, 1 << 20)] | None,
             None,
-            "GiB of host memory for such blocks, of all ranks: connector `offload`.",
+            "GiB of host memory for such blocks, of all ranks: connector `offload`, or `lmcache`.",
         ),
         Option(
             "kv_offloading_backend",
             Literal["native", "lmcache"] | None,
             None,
-            "Who keeps them; native: the engine itself.",
+            "Who keeps them; native: the engine itself; lmcache: LMCache, by the plugin engine-lmcache.",
         ),
     ]
 

@@ -15,7 +15,8 @@ import msgspec
 from builtin_plugins.kv_connectors.exchange import Exchange
 from builtin_plugins.kv_connectors.holdings import Holdings
 from builtin_plugins.kv_connectors.loading import Loading
-from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Opened, Orders, Refilled, Told
+from builtin_plugins.kv_connectors.looking import Looking
+from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Looked, Opened, Orders, Refilled, Told
 from builtin_plugins.kv_connectors.moves import TOO_LATE, Move, Moves
 from builtin_plugins.kv_connectors.storing import Storing
 from builtin_plugins.kv_connectors.trouble import Trouble
@@ -67,6 +68,8 @@ class Traffic:
         self._reading, self._writing = (Trouble(settings.kv_connector, verb) for verb in ("reading", "writing"))
         self._exchange: Exchange | None = None
         """None: its connector knows no other engine."""
+        self._looking: Looking | None = None
+        """None: what its stores have is known without asking, or nobody wants to know."""
         self._greeted = False
         """The other halves were told to open their stores."""
         self._opened: set[int] = set()
@@ -90,6 +93,9 @@ class Traffic:
             self._exchange = Exchange(own, self._settings.kv_connector, scheduler, holdings.name)
         self._moves = moves = Moves(self.name, block_bytes, self._num_ranks)
         self._storing = Storing(scheduler, holdings, moves, self._writing)
+        if self._loads_any and getattr(self._connector, "looks", False):
+            trouble = Trouble(self._settings.kv_connector, "looking for blocks")
+            self._looking = Looking(scheduler, holdings, trouble, self._num_ranks)
         recomputes = self._settings.kv_load_failure_policy == "recompute"
         self._loading = Loading(scheduler, holdings, moves, self._reading, self._exchange, recomputes=recomputes)
         kv.watch(self._offered, self._forgotten)
@@ -107,7 +113,9 @@ class Traffic:
 
     @property
     def _degraded(self) -> list[Trouble]:
-        others = () if self._exchange is None else self._exchange.troubles
+        others = [] if self._exchange is None else [*self._exchange.troubles]
+        if self._looking is not None:
+            others.append(self._looking.trouble)
         return [each for each in (self._reading, self._writing, *others) if each.is_degraded]
 
     def numbers(self) -> Mapping[str, float]:
@@ -159,9 +167,11 @@ class Traffic:
     # --- requests
 
     def arrived(self, request: Any) -> None:
-        """Note what another engine has for it."""
+        """Note what another engine has for it, and have the stores asked where only they know."""
         if self._exchange is not None and self._loads_any:
             self._exchange.arrived(request)
+        if self._looking is not None:
+            self._looking.arrived(request)
 
     def may_start(self, request: Any) -> bool:
         """Say whether it waits for blocks. Raises for one whose blocks did not come, where that is wanted."""
@@ -169,7 +179,7 @@ class Traffic:
         if self._loads_any and not self._is_open:
             self._early.append(request.request_id)
             return False
-        return may_start
+        return may_start and (self._looking is None or not self._looking.waits(request.request_id))
 
     def load(self, request: Any, loads: Sequence[Any]) -> bool:
         """Have blocks read that no tier above has; the request waits for them."""
@@ -186,6 +196,8 @@ class Traffic:
         """Its beginning was asked for again, if it was found: that is kept longer, and the first of it the longest."""
         keeps = self._exchange is not None and self._exchange.finished(request, self._storing.fresh)
         self._loading.forget(request.request_id)
+        if self._looking is not None:
+            self._looking.forget(request.request_id)
         for group, size in enumerate(self._sizes):
             links = size // self._link
             for place in reversed(range(min(request.num_cached, len(request.keys) * self._link) // size)):
@@ -199,6 +211,8 @@ class Traffic:
         if not self._is_open:
             return not self._greeted
         has_room = self._moves.num_bytes < self._settings.most_bytes_under_way
+        if self._looking is not None and self._looking.unasked:
+            return True
         if self._holdings.drops_any or (self._loading.waits_any and has_room):
             return True
         if not self._writing.may_ask(self._kv.issued + 1):
@@ -219,7 +233,10 @@ class Traffic:
         if self._exchange is not None:
             self._exchange.let_go(self._storing.fresh, writes=self._writing.may_ask(plan.step))
         drops = self._holdings.take_drops()
-        return _encode(Orders(reads, writes, drops, self._version)) if reads or writes or drops else None
+        looks = [] if self._looking is None else self._looking.take()
+        return (
+            _encode(Orders(reads, writes, drops, self._version, looks)) if reads or writes or drops or looks else None
+        )
 
     # --- what worker halves say
 
@@ -230,6 +247,9 @@ class Traffic:
             self._take_opened(told.rank)
         elif isinstance(told, Found):
             self._holdings.found(told.rank, told.keys)
+        elif isinstance(told, Looked):
+            if self._looking is not None:
+                self._looking.looked(told)
         elif isinstance(told, Late):
             self._take_late(told)
         elif isinstance(told, Refilled):
@@ -261,6 +281,8 @@ class Traffic:
             if move.load is not None:
                 self._loading.late(move.load)
             self._end(self._moves.ended(move.order.id, TOO_LATE, self._kv.issued))
+        if self._looking is not None:
+            self._looking.late(told)
 
     def _end(self, move: Move | None) -> None:
         """Do what follows where all ranks are done with a move."""

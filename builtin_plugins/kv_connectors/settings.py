@@ -15,6 +15,7 @@ FLAG: Final = "--kv-transfer-config"
 EXTRA: Final = "kv_connector_extra_config"
 SIZE_FLAG: Final = "--kv-offloading-size"
 MULTI: Final = "multi"
+LMCACHE: Final = "lmcache"
 ALIASES: Final[Mapping[str, str]] = {
     "OffloadingConnector": "offload",
     "ExampleConnector": "shared_storage",
@@ -22,16 +23,17 @@ ALIASES: Final[Mapping[str, str]] = {
     "MultiConnector": MULTI,
     "NixlConnector": "nixl",
     "MooncakeConnector": "mooncake",
-    "LMCacheConnectorV1": "lmcache",
-    "LMCacheMPConnector": "lmcache",
+    "LMCacheConnectorV1": LMCACHE,
 }
 """vLLM's names of connectors that are here."""
+ABSENT: Final[Mapping[str, str]] = {
+    "LMCacheMPConnector": "it speaks with a server of LMCache's, which cuts prompts into chunks of its own. Name lmcache: engines "
+    "share what its l2_adapters say.",
+}
+"""vLLM's names of connectors that cannot be here, and what to take."""
 CURES: Final[Mapping[str, str]] = {
-    **{
-        name: f"It is installed apart: `pip install plugins/engine-{name.replace('_', '-')}` in a checkout of the engine."
-        for name in ("nixl", "mooncake", "object_store")
-    },
-    "lmcache": "No plugin brings LMCache, which makes blocks and keys of its own; take offload, disk or object_store.",
+    name: f"It is installed apart: `pip install plugins/engine-{name.replace('_', '-')}` in a checkout of the engine."
+    for name in ("nixl", "mooncake", "object_store", LMCACHE)
 }
 """What to do where a connector is not loaded."""
 IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -57,13 +59,15 @@ def tiers_of(config: EngineConfig) -> list[KVTransferConfig]:
     """Return the settings of every tier behind the cache, the one asked first first. Raises `ConfigError` naming the key."""
     options = config.options
     given, size = dict(options.get("kv_transfer_config") or {}), options.get("kv_offloading_size")
-    if options.get("kv_offloading_backend") == "lmcache":
-        raise ConfigError(f"--kv-offloading-backend lmcache: set native, or leave it out. {CURES['lmcache']}")
     tiers = []
     if size is not None:
         if not 0 < size < float("inf"):
             raise ConfigError(f"{SIZE_FLAG} {size} is no size; state the GiB of host memory, more than 0.")
-        tiers.append(KVTransferConfig("offload", kv_connector_extra_config={"cpu_bytes_to_use": int(size * (1 << 30))}))
+        if options.get("kv_offloading_backend") == LMCACHE:
+            tiers.append(KVTransferConfig(LMCACHE, kv_connector_extra_config={"l1_size_gb": size}))
+        else:
+            extra = {"cpu_bytes_to_use": int(size * (1 << 30))}
+            tiers.append(KVTransferConfig("offload", kv_connector_extra_config=extra))
     if given:
         tiers += _listed(given)
     if tiers and not config.cache.enable_prefix_caching:
@@ -104,6 +108,8 @@ def _read(given: Mapping[str, Any]) -> KVTransferConfig:
     if not values.get("kv_connector"):
         raise ConfigError(f'{FLAG} needs the name of a connector, such as {{"kv_connector": "offload"}}.')
     settings = read_fields(KVTransferConfig, values, FLAG)
+    if settings.kv_connector in ABSENT:
+        raise ConfigError(f"{FLAG}.kv_connector {settings.kv_connector}: {ABSENT[settings.kv_connector]}")
     settings = replace(settings, kv_connector=ALIASES.get(settings.kv_connector, settings.kv_connector))
     for key in ("step_bytes", "most_bytes_under_way", "timeout_s"):
         if not 0 < getattr(settings, key) < float("inf"):

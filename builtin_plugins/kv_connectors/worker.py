@@ -19,6 +19,8 @@ from builtin_plugins.kv_connectors.messages import (
     OTHER_WEIGHTS,
     Found,
     Late,
+    Look,
+    Looked,
     Moved,
     Opened,
     Order,
@@ -52,7 +54,7 @@ class Mover:
     def __init__(self, connector: KVConnector, settings: KVTransferConfig, name: str = NAME) -> None:
         self.name = name
         self._connector, self._settings = connector, settings
-        self._lanes: tuple[Lane, ...] = ()
+        self._lanes: tuple[Lane[Any], ...] = ()
         self._ended = threading.Event()
         self._asked_s: float | None = None
         """When the other half first said something, by the monotonic clock."""
@@ -97,6 +99,9 @@ class Mover:
         self._reads = Lane("kv-read", self._read, self._moved)
         self._writes = Lane("kv-write", self._write, self._moved)
         self._lanes = self._reads, self._writes
+        if hasattr(self._store, "look"):
+            self._looks = Lane("kv-look", self._look, self._unlooked)
+            self._lanes += (self._looks,)
         threading.Thread(target=self._watch, name="kv-watch", daemon=True).start()
 
     def begin(self, payload: bytes | None) -> None:
@@ -114,11 +119,13 @@ class Mover:
         if orders.version != self._version:
             refused = [*orders.reads, *orders.writes]
             self._moved(refused, dict.fromkeys((order.id for order in refused), OTHER_WEIGHTS))
-            orders = Orders(drops=orders.drops)
+            orders = Orders(drops=orders.drops, looks=orders.looks)
         if orders.reads:
             self._reads.put(orders.reads)
         if orders.writes or orders.drops:
             self._writes.put(orders.writes, lambda: self._drop(orders.drops))
+        if orders.looks:
+            self._looks.put(orders.looks)
 
     def close(self) -> None:
         """Let the threads do what they have, for a moment, and end them."""
@@ -197,6 +204,13 @@ class Mover:
             raise Damaged(UNLIKE_WRITTEN)
         with claim():
             incoming.put(key.group, order.block)
+
+    def _look(self, order: Look, _: Claim) -> None:
+        self._tell(Looked(self._rank, order.id, [*self._store.look(order.keys)]))
+
+    def _unlooked(self, orders: Sequence[Look], errors: dict[int, str]) -> None:
+        for id_, error in errors.items():
+            self._tell(Looked(self._rank, id_, [], error))
 
     def _moved(self, orders: Sequence[Order], errors: dict[int, str]) -> None:
         if orders:

@@ -84,7 +84,8 @@ class KVStore(Protocol):
     """The half on a rank. Raises whatever it likes: the block counts as lost.
 
     `survey`, `write` and `drop` are called in one thread of their own, `read` in another. Optional: `survey_s`, seconds after
-    which it is looked through again whatever is written; without it, only now and then as it is written to.
+    which it is looked through again whatever is written; without it, only now and then as it is written to. And `look`, where
+    the connector says `looks`: `look(keys)` returns which of these blocks it has, whoever wrote them, in a thread of its own.
     """
 
     seal: Literal["sum", "crc32"]
@@ -154,7 +155,9 @@ class KVConnector(Protocol):
     """Target of an entry of kind `kv_connectors`; constructed wherever one of its halves is, with
     (config, settings): the `EngineConfig` and the `KVTransferConfig`.
 
-    Optional: `medium`, what its blocks are said to lie in ("CPU"); without it, the connector's name.
+    Optional: `medium`, what its blocks are said to lie in ("CPU"); without it, the connector's name. `looks`: true where
+    others write to a place that cannot be listed, so that stores are asked (`look`) for what a request begins with, which
+    waits for the answer.
     Raises `ConfigError` for settings it does not know or cannot serve, naming them.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -25,6 +26,9 @@ def test_sizes_and_names_are_those_of_vllm() -> None:
     assert tiers_of(config()) == []
     [offload] = tiers_of(config(kv_offloading_size=0.5, kv_offloading_backend="native"))
     assert offload == KVTransferConfig("offload", kv_connector_extra_config={"cpu_bytes_to_use": 1 << 29})
+    [lmcache] = tiers_of(config(kv_offloading_size=0.5, kv_offloading_backend="lmcache"))
+    assert lmcache == KVTransferConfig("lmcache", kv_connector_extra_config={"l1_size_gb": 0.5})
+    assert tiers_of(config(kv_offloading_backend="lmcache")) == []
     given = {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -44,12 +48,19 @@ def test_sizes_and_names_are_those_of_vllm() -> None:
         ("NixlConnector", "pip install plugins/engine-nixl"),
         ("MooncakeConnector", "pip install plugins/engine-mooncake"),
         ("object_store", "pip install plugins/engine-object-store"),
-        ("LMCacheConnectorV1", "No plugin brings LMCache"),
+        ("LMCacheConnectorV1", "lmcache.*pip install plugins/engine-lmcache"),
     ],
 )
 def test_a_connector_that_is_installed_apart_is_named(name: str, cure: str) -> None:
     with pytest.raises(EngineError, match=cure):
         open_llm(name)
+
+
+def test_lmcache_behind_the_cache_is_installed_apart() -> None:
+    if find_spec("engine_lmcache") is not None:
+        pytest.skip("engine-lmcache is installed")
+    with pytest.raises(EngineError, match=r"lmcache.*pip install plugins/engine-lmcache"):
+        open_llm(kv_offloading_size=0.5, kv_offloading_backend="lmcache")
 
 
 def several(*connectors: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +82,7 @@ def test_several_connectors_are_several_tiers_in_their_order() -> None:
     [
         ({"kv_offloading_size": 0.0}, "--kv-offloading-size 0.0"),
         ({"kv_offloading_size": float("nan")}, "--kv-offloading-size nan"),
-        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache"),
+        ({"kv_transfer_config": {"kv_connector": "LMCacheMPConnector"}}, "LMCacheMPConnector: it speaks with a server"),
         ({"kv_transfer_config": {"kv_role": "kv_both"}}, "name of a connector"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_rol": "kv_both"}}, "kv_role"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_role": "both"}}, "kv_producer"),

@@ -122,6 +122,19 @@ def check_the_survey_names_what_can_be_read(subject: Subject) -> None:
         other.close()
 
 
+def check_a_look_finds_what_can_be_read(subject: Subject) -> None:
+    """A store that is asked says yes to what was written and not dropped, and to no other."""
+    with _opened(subject) as (connector, store):
+        if not getattr(connector, "looks", False):
+            return
+        for i in range(4):
+            store.write(_key(i), _block(i), _seal(_key(i)))
+        store.drop(_key(2))
+        found = {*store.look([_key(i) for i in range(6)])}
+        assert found == {_key(0), _key(1), _key(3)}, f"{subject.entry.name}: it says of other blocks that it has them."
+        assert not {*store.look([_key(4), _key(5)])}, f"{subject.entry.name}: it says that it has what it has not."
+
+
 def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
     """It never holds more than it may, lets nothing go that is pinned, and holds what was stored and neither lost nor let go."""
     with _opened(subject) as (connector, _):

@@ -1,0 +1,1 @@
+"""Cached blocks in LMCache: its memory, and the folders, servers and buckets behind it."""

@@ -1,0 +1,219 @@
+"""Blocks come back from LMCache as they went there, and whatever goes wrong with it, the tokens are right."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from core import LLM
+from core.errors import EngineError
+from core.testing import conformance
+from core.testing.conformance import Case
+from core.testing.kv_faults import FAULTS
+from tests.kv_connectors.trial import FAKE, PROMPTS, alone, open_llm, run, settle, traffic
+from tests.patience import PATIENCE_S
+
+PLUGIN = "engine_lmcache.plugin"
+MEMORY_GB = 2**-6
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.LoggingHandler. in `opentelemetry-sdk`:DeprecationWarning"
+)  # LMCache's
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    if find_spec("lmcache") is None:
+        pytest.skip("lmcache is not installed")
+
+
+def over(folder: Path | None, **extra: Any) -> dict[str, Any]:
+    behind = [] if folder is None else [{"type": "fs", "base_path": str(folder)}]
+    return {"l1_size_gb": MEMORY_GB, "l2_adapters": behind, **extra}
+
+
+def open_over(folder: Path | None, *, fault: str = "", transfer: dict[str, Any] | None = None, **extra: Any) -> LLM:
+    settings = over(folder, **extra)
+    if fault:
+        settings = {"over": "lmcache", "plugins": [PLUGIN], "fault": fault, "settings": settings}
+    connector = "faulty" if fault else "LMCacheConnectorV1"
+    return open_llm(connector, settings, transfer=transfer or {}, plugins=[*FAKE, PLUGIN])
+
+
+def wait_for_files(folder: Path, count: int) -> list[Path]:
+    """Return the files, once LMCache has written so many."""
+    end_s = time.monotonic() + PATIENCE_S
+    while len(found := sorted(folder.rglob("*.data"))) < count:
+        assert time.monotonic() < end_s, "blocks do not reach the folder"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return alone()
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("case", conformance.cases(PLUGIN), ids=str)
+def test_it_holds_to_the_contract(case: Case) -> None:
+    case()
+
+
+@pytest.mark.usefixtures("library")
+def test_blocks_come_back_from_memory(expected: list[list[int]]) -> None:
+    with open_over(None) as llm:
+        from lmcache.usage_telemetry.identity import is_usage_tracking_enabled  # there is none before the skip
+
+        assert not is_usage_tracking_enabled()
+        assert run(llm)[0] == expected
+        settle(llm)
+        assert llm.reset_prefix_cache()
+        tokens, found = run(llm)
+        assert (tokens, min(found)) == (expected, 64)
+        assert traffic(llm).counts.unloaded == traffic(llm).counts.unstored == 0
+
+
+@pytest.mark.usefixtures("library")
+def test_little_memory_is_kept_to_its_bytes(expected: list[list[int]]) -> None:
+    with open_over(None, l1_size_gb=2**-14) as llm:
+        for _ in range(2):
+            assert run(llm)[0] == expected
+            settle(llm)
+        assert traffic(llm).counts.evicted > 0
+        assert traffic(llm).counts.unstored == 0
+
+
+@pytest.mark.usefixtures("library")
+def test_blocks_survive_the_engine(expected: list[list[int]], tmp_path: Path) -> None:
+    with open_over(tmp_path) as llm:
+        assert run(llm)[0] == expected
+        settle(llm)
+        wait_for_files(tmp_path, traffic(llm).counts.stored)
+    with open_over(tmp_path) as llm:
+        tokens, found = run(llm)
+        assert (tokens, min(found)) == (expected, 64)
+        assert traffic(llm).counts.unloaded == 0
+
+
+@pytest.mark.usefixtures("library")
+def test_what_memory_has_no_room_for_comes_from_behind_it(expected: list[list[int]], tmp_path: Path) -> None:
+    with open_over(tmp_path, l1_size_gb=2**-14) as llm:
+        assert run(llm)[0] == expected
+        settle(llm)
+        wait_for_files(tmp_path, traffic(llm).counts.stored)
+        assert llm.reset_prefix_cache()
+        tokens, found = run(llm)
+        assert (tokens, min(found)) == (expected, 64)
+        assert traffic(llm).counts.unloaded == traffic(llm).counts.unstored == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+def test_what_another_engine_has_put_there_is_found_with_the_next_request(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
+    with open_over(tmp_path) as writer, open_over(tmp_path, transfer={"kv_role": "kv_consumer"}) as reader:
+        assert run(reader, PROMPTS[:1])[1] == [0]
+        run(writer)
+        settle(writer)
+        wait_for_files(tmp_path, traffic(writer).counts.stored)
+        assert reader.reset_prefix_cache()
+        tokens, found = run(reader)
+        assert (tokens, min(found)) == (expected, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+def test_an_engine_that_is_set_up_otherwise_sees_none_of_it(expected: list[list[int]], tmp_path: Path) -> None:
+    with open_over(tmp_path) as llm:
+        run(llm)
+        settle(llm)
+        wait_for_files(tmp_path, traffic(llm).counts.stored)
+    extra = over(tmp_path)
+    with open_llm("lmcache", extra, plugins=[*FAKE, PLUGIN], dtype="bfloat16") as llm:
+        assert run(llm)[1] == [0] * len(PROMPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "hang" not in fault])
+def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: str, tmp_path: Path) -> None:
+    with open_over(tmp_path, fault=fault) as llm:
+        for _ in range(2):
+            assert run(llm)[0] == expected
+            assert llm.reset_prefix_cache()
+        counts, works = traffic(llm).counts, fault in ("none", "slow")
+        assert (counts.loaded > 0) == works
+        assert (counts.unloaded + counts.unstored == 0) == works
+        assert traffic(llm).info()["state"] == ("ready" if works else "degraded")
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 8
+    path.write_bytes(data)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    "damage",
+    [_flip, lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.write_bytes(bytes(1 << 14))],
+    ids=["flipped", "cut short", "another's"],
+)
+def test_damaged_objects_are_noticed_and_computed_again(
+    expected: list[list[int]], damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    with open_over(tmp_path) as llm:
+        run(llm)
+        settle(llm)
+        files = wait_for_files(tmp_path, traffic(llm).counts.stored)
+    for path in files:
+        damage(path)
+    with open_over(tmp_path) as llm:
+        assert run(llm)[0] == expected
+        assert traffic(llm).counts.unloaded > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+def test_objects_that_go_between_the_answer_and_the_reading_cost_a_recomputation(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
+    with open_over(tmp_path, l1_size_gb=2**-14) as llm:
+        run(llm)
+        settle(llm)
+        for path in wait_for_files(tmp_path, traffic(llm).counts.stored):
+            path.unlink()
+        assert llm.reset_prefix_cache()
+        assert run(llm)[0] == expected
+        assert traffic(llm).counts.unloaded > 0
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("adapter", "named"),
+    [
+        ({"type": "nope"}, r"l2_adapters\[0\] .*nope"),
+        ({"type": "fs"}, r"l2_adapters\[0\] .*base_path"),
+        ({"type": "fs", "base_path": "/dev/null/folder"}, r"LMCache cannot begin .*NotADirectoryError"),
+    ],
+)
+def test_what_lies_behind_and_cannot_be_used_stops_the_start(adapter: dict[str, Any], named: str) -> None:
+    with pytest.raises(EngineError, match=named):
+        open_over(None, l2_adapters=[adapter])
+
+
+def test_without_the_library_the_start_is_refused_by_its_name() -> None:
+    if find_spec("lmcache") is not None:
+        pytest.skip("lmcache is installed")
+    with pytest.raises(EngineError, match=r"needs lmcache>=0\.5\.6,<0\.6, which is not installed"):
+        open_over(None)
