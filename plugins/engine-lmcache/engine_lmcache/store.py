@@ -112,6 +112,8 @@ class Chunks:
         spec = PrefetchTaskSpec([row], fetching_policy="full", lock_mode=mode)
         handle = self._manager.submit_prefetch_task(spec, skip_l2=skip_l2)
         if not self._manager.wait_prefetch_status(handle, self._timeout_s):
+            for name in names:
+                self._near.touch(name)  # it may come yet, and must be found where room is made
             raise TimeoutError(f"LMCache does not answer within {self._timeout_s:g} s")
         result: PrefetchResult = self._manager.query_prefetch_status(handle)
         return result

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from resp_server import serving
 
 from core import LLM
 from core.errors import EngineError
 from core.testing import conformance
+from core.testing.checkpoints import make_checkpoint
 from core.testing.conformance import Case
 from core.testing.kv_faults import FAULTS
 from tests.kv_connectors.trial import FAKE, PROMPTS, alone, open_llm, run, settle, traffic
@@ -47,13 +51,18 @@ def open_over(folder: Path | None, *, fault: str = "", transfer: dict[str, Any] 
     return open_llm(connector, settings, transfer=transfer or {}, plugins=[*FAKE, PLUGIN])
 
 
+def wait_for(there: Callable[[], Any], count: int) -> None:
+    """Wait until LMCache has put so much where `there` looks."""
+    end_s = time.monotonic() + PATIENCE_S
+    while len(there()) < count:
+        assert time.monotonic() < end_s, "blocks do not get there"
+        time.sleep(0.02)
+
+
 def wait_for_files(folder: Path, count: int) -> list[Path]:
     """Return the files, once LMCache has written so many."""
-    end_s = time.monotonic() + PATIENCE_S
-    while len(found := sorted(folder.rglob("*.data"))) < count:
-        assert time.monotonic() < end_s, "blocks do not reach the folder"
-        time.sleep(0.02)
-    return found
+    wait_for(lambda: [*folder.rglob("*.data")], count)
+    return sorted(folder.rglob("*.data"))
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +153,27 @@ def test_an_engine_that_is_set_up_otherwise_sees_none_of_it(expected: list[list[
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("split", [(2, 1), (1, 2)], ids=["tensor 2", "pipeline 2"])
+def test_every_rank_keeps_its_own_part(split: tuple[int, int], tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1)
+    prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
+    given = {"kv_connector": "lmcache", "kv_connector_extra_config": over(tmp_path / "blocks")}
+    tensor, pipeline = split
+    seen = []
+    for _ in range(2):
+        with LLM(
+            str(checkpoint), tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, kv_transfer_config=given,
+            dtype="float32", max_model_len=96, kv_cache_memory_bytes=8 << 20, max_num_seqs=4, plugins=[PLUGIN],
+        ) as llm:  # fmt: skip
+            seen.append(run(llm, prompts))
+            settle(llm)
+            wait_for_files(tmp_path / "blocks", 2 * traffic(llm).counts.stored)
+    (first, _), (second, found) = seen
+    assert (first, min(found)) == (second, 48)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "hang" not in fault])
 def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: str, tmp_path: Path) -> None:
     with open_over(tmp_path, fault=fault) as llm:
@@ -196,6 +226,45 @@ def test_objects_that_go_between_the_answer_and_the_reading_cost_a_recomputation
         assert llm.reset_prefix_cache()
         assert run(llm)[0] == expected
         assert traffic(llm).counts.unloaded > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+def test_blocks_come_back_from_a_server_that_speaks_as_redis_does(expected: list[list[int]]) -> None:
+    with serving() as server:
+        url = {"lmcache.remote_url": f"redis://127.0.0.1:{server.port}"}
+        for least in (0, 64):
+            with open_llm("lmcache", {"l1_size_gb": MEMORY_GB, **url}, plugins=[*FAKE, PLUGIN]) as llm:
+                tokens, found = run(llm)
+                assert tokens == expected
+                assert min(found) >= least
+                settle(llm)
+                wait_for(lambda: server.values, traffic(llm).counts.stored)
+                assert traffic(llm).counts.unloaded == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("fault", ["lose", "refuse", "hang"])
+def test_a_server_that_fails_costs_a_recomputation(expected: list[list[int]], fault: str) -> None:
+    """Only what is to give up a server that hangs has a limit of its own."""
+    with serving() as server:
+        extra = {"l1_size_gb": MEMORY_GB, "lmcache.remote_url": f"redis://127.0.0.1:{server.port}"}
+        with open_llm("lmcache", extra, plugins=[*FAKE, PLUGIN]) as llm:
+            run(llm)
+            settle(llm)
+            wait_for(lambda: server.values, traffic(llm).counts.stored)
+        limit = {"transfer": {"timeout_s": 1.0}} if fault == "hang" else {}
+        with open_llm("lmcache", {**extra, "request_timeout_s": 2.0}, plugins=[*FAKE, PLUGIN], **limit) as llm:
+            server.fault = fault
+            tokens, found = run(llm)
+            assert tokens == expected
+            assert max(found) < 64
+            assert fault != "hang" or traffic(llm).info()["state"] == "degraded"
+            server.fault = ""
+            server.released.set()
+            assert llm.reset_prefix_cache()
+            assert run(llm)[0] == expected
 
 
 @pytest.mark.usefixtures("library")
