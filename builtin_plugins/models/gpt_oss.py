@@ -38,5 +38,5 @@ def spec(hf_config: object) -> DecoderSpec:
         )
         for window in facts.windows(facts.window(128), full_every=2)
     )
-    names = WeightNames(router="mlp.router", expert="", experts_layout="interleaved")
+    names = WeightNames(router="mlp.router", expert_gate_up="gate_up_proj", experts_layout="interleaved")
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)

@@ -107,7 +107,9 @@ class Experts(KeptLayer):
         self.down_bias: nn.Parameter | None
         self.register_parameter("bias", None)
         self.register_parameter("down_bias", None)
-        if names.expert:
+        if names.expert_gate_up:
+            self._expect_all_or_each(names, layer, weights)
+        elif names.expert:
             self._expect_each(names, layer, weights)
         elif names.experts_layout == "stacked":
             self._expect_stacked(names, layer, weights)
@@ -144,14 +146,30 @@ class Experts(KeptLayer):
             found += [f"{prefix}.{suffix}" for suffix in self.facts(prefix).suffixes]
         weights.add_group_instead(self._together(names, layer), found)
 
+    def _expect_all_or_each(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
+        """Expect all experts' weights in two tensors, or each expert's in two."""
+        each: dict[str, Slot] = {}
+        for prefix, part in self.parts.items():
+            facts = self.facts(prefix)
+            each |= self.slots(prefix, ".", facts.suffixes, part)
+            for name, slot in self.slots(prefix, ".", getattr(facts, "optional_suffixes", ()), part).items():
+                weights.add_instead(name, slot.shape, slot.fill, (), slot.then)
+        together = self._together(names, layer)
+        for name, slot in together.items():
+            weights.add(name, slot.shape, slot.fill, slot.then)
+        weights.add_group_instead(each, tuple(together))
+
     def _each(self, names: WeightNames, layer: str) -> dict[str, Part]:
         """Return the part of every expert's matrices that is this rank's."""
         parts: dict[str, Part] = {}
-        places = [(names.expert_gate, 0), (names.expert_up, 1)] if self.gated else [(names.expert_up, 0)]
+        turns = bool(names.expert_gate_up) and names.experts_layout == "interleaved"
+        places = [(names.expert_gate, range(1)), (names.expert_up, range(1, 2))]
+        if names.expert_gate_up or not self.gated:
+            places = [(names.expert_gate_up or names.expert_up, range(1 + self.gated))]
         for index in range(self._spec.experts):
             expert = f"{layer}.{names.expert.format(index)}"
-            for name, half in places:
-                parts[f"{expert}.{name}"] = self._part("gate_up", range(half, half + 1), expert=index)
+            for name, halves in places:
+                parts[f"{expert}.{name}"] = self._part("gate_up", halves, turns=turns, expert=index)
             parts[f"{expert}.{names.expert_down}"] = self._part("down", expert=index)
         return parts
 
@@ -228,7 +246,7 @@ class Experts(KeptLayer):
         )
 
     def _expect_biases(self, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap) -> None:
-        """Expect the biases beside the tensors of all experts."""
+        """Expect the biases beside the tensors of all experts, or beside those of each."""
         count = self._spec.experts
         name = f"{layer}.{names.experts_gate_up}"
         part = self.parts[name]
@@ -236,5 +254,20 @@ class Experts(KeptLayer):
         down_bias = empty_parameter(count, self._hidden, dtype=context.dtype)
         self.register_parameter("bias", bias)
         self.register_parameter("down_bias", down_bias)
-        weights.add(f"{name}_bias", (count, part.out_features), lambda tensor: fill(bias.data, part.rows(tensor, 1)))
-        weights.add(f"{layer}.{names.experts_down}_bias", (count, self._hidden), partial(fill, down_bias.data))
+        together = {
+            f"{name}_bias": Slot((count, part.out_features), lambda tensor: fill(bias.data, part.rows(tensor, 1))),
+            f"{layer}.{names.experts_down}_bias": Slot((count, self._hidden), partial(fill, down_bias.data)),
+        }
+        for name, slot in together.items():
+            weights.add(name, slot.shape, slot.fill)
+        if names.expert:
+            each = {
+                f"{prefix}.bias": Slot((own.out_features,), partial(self._take_bias, own))
+                for prefix, own in self.parts.items()
+                if not own.num_experts
+            }
+            weights.add_group_instead(each, tuple(together))
+
+    def _take_bias(self, part: Part, tensor: torch.Tensor) -> None:
+        whole = self.get_parameter("bias" if part.matrix == "gate_up" else "down_bias").data
+        fill(whole[part.expert, part.target], part.rows(tensor))

@@ -83,6 +83,8 @@ class WeightNames:
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    expert_gate_up: str = ""
+    """Set when an expert's gate and up are one tensor, too, where a checkpoint keeps single experts; those of all in one are usual."""
     experts_gate_up: str = "mlp.experts.gate_up_proj"
     experts_down: str = "mlp.experts.down_proj"
     """All experts' weights in one tensor: taken instead of each expert's own where a checkpoint has it."""

@@ -214,3 +214,63 @@ def test_experts_that_came_one_by_one_are_not_updated_by_a_plain_tensor_of_all(t
     decoder.load_weights(stored.items())
     with pytest.raises(ModelError, match="single ones came before"):
         decoder.load_weights(fused(packed(tensors, write, outside)[0]).items())
+
+
+GPT_OSS = "GptOssForCausalLM"
+
+
+def apart(tensors: Tensors) -> Tensors:
+    """Return gpt-oss's experts as the tool takes them apart: rows of gate and up in turn, a bias for each."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        place, _, last = name.partition(".experts.")
+        if not last:
+            found[name] = tensor
+            continue
+        kind = "bias" if last.endswith("_bias") else "weight"
+        for index, own in enumerate(tensor):
+            whole = f"{place}.experts.{index}.{last.removesuffix('_bias')}.{kind}"
+            found[whole] = own.T.contiguous() if kind == "weight" else own
+    return found
+
+
+def together(tensors: Tensors) -> Tensors:
+    """Turn that back."""
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        place, _, last = name.partition(".experts.")
+        if not last:
+            found[name] = tensor
+            continue
+        index, matrix, kind = last.split(".")
+        whole = f"{place}.experts.{matrix}{'_bias' if kind == 'bias' else ''}"
+        experts.setdefault(whole, {})[int(index)] = tensor.T if kind == "weight" else tensor
+    return found | {name: torch.stack([own[index] for index in range(len(own))]) for name, own in experts.items()}
+
+
+@pytest.mark.parametrize("name", ["fp8 of rows", "mxfp4"])
+def test_gpt_oss_experts_may_be_taken_apart(name: str, tmp_path: Path) -> None:
+    write, facts = CASES[name]
+    tensors = checkpoint(GPT_OSS, tmp_path, hidden_size=128, intermediate_size=64, head_dim=32)
+    left_out = "model.layers.1.mlp.experts.0.down_proj"
+    stored, plain = packed(apart(tensors), write, lambda name: is_linear(name) and not name.startswith(left_out))
+    expected, settings = scores(GPT_OSS, tmp_path, together(plain)), config(facts, exclude=["lm_head", left_out])
+    assert_alike(scores(GPT_OSS, tmp_path, stored, Quark(settings)), expected)
+    assert_alike(scores(GPT_OSS, tmp_path, stored, Quark(settings), plain=make_method()), expected)
+    assert_alike(on_two_ranks(GPT_OSS, tmp_path, stored, lambda: Quark(settings)), expected)
+
+
+def test_gpt_oss_experts_may_be_apart_and_plain(tmp_path: Path) -> None:
+    tensors = checkpoint(GPT_OSS, tmp_path)
+    expected = scores(GPT_OSS, tmp_path, tensors)
+    assert torch.equal(scores(GPT_OSS, tmp_path, apart(tensors)), expected)
+    assert torch.equal(scores(GPT_OSS, tmp_path, together(apart(tensors))), expected)
+
+
+@pytest.mark.parametrize("part", ["2.gate_up_proj.bias", "1.down_proj.weight"])
+def test_gpt_oss_experts_apart_come_whole(part: str, tmp_path: Path) -> None:
+    stored = apart(checkpoint(GPT_OSS, tmp_path))
+    del stored[f"model.layers.1.mlp.experts.{part}"]
+    with pytest.raises(ModelError, match=rf"1 missing tensors: model.layers.1.mlp.experts.{part}"):
+        scores(GPT_OSS, tmp_path, stored)
