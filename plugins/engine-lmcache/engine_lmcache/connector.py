@@ -79,6 +79,12 @@ class LMCache:
 
     def store(self, parts: StoreParts) -> Chunks:
         """Return this rank's part. Raises `ConfigError` where LMCache cannot be loaded, or what lies behind cannot be used."""
+        least = 2 * max(padded(num_bytes) for num_bytes in parts.block_bytes)  # one leaves while another comes
+        if self._l1_bytes < least:
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.l1_size_gb {self._own.l1_size_gb} is {self._l1_bytes} bytes on each rank, and two blocks take "
+                f"{least} there; state more."
+            )
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         # lazy: LMCache takes long to load, and the scheduler needs none of it

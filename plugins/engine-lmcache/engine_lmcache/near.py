@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Final
 
 from lmcache.v1.distributed.internal_api import L2AdapterListener
@@ -106,7 +107,7 @@ class Near:
 class Arrivals(L2AdapterListener):  # type: ignore[misc]  # LMCache's are not looked at
     """Hears what has reached L2."""
 
-    def __init__(self, arrived: Any) -> None:
+    def __init__(self, arrived: Callable[[list[Any]], None]) -> None:
         self._arrived = arrived
 
     def on_l2_keys_stored(self, keys: list[Any], sizes: list[int]) -> None:

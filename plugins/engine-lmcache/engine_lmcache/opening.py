@@ -59,7 +59,7 @@ def _adapter(place: int, given: dict[str, Any]) -> Any:
     try:
         (adapter,) = parse_args_to_l2_adapters_config(Namespace(l2_adapter=[json.dumps(given)])).adapters
     except Exception as error:  # a missing library of an adapter's, an unknown type, a field that is wrong
-        raise ConfigError(f"{FLAG}.{EXTRA}.l2_adapters[{place}] {given!r:.200}: {_said(error)}.") from error
+        raise ConfigError(f"{FLAG}.{EXTRA}.l2_adapters[{place}] of type {given['type']!r}: {_said(error)}.") from error
     return adapter
 
 

@@ -72,9 +72,15 @@ def _folder(key: str, value: Any) -> dict[str, Any]:
 
 def _server(key: str, value: Any) -> dict[str, Any]:
     url = urlsplit(value if isinstance(value, str) else "")
-    if url.scheme != "redis" or not url.hostname:
-        raise _refused(key, f"must be redis://host:port, not {value!r:.100}; describe other places in 'l2_adapters'")
-    found = {"type": "resp", "host": url.hostname, "port": url.port or 6379}
+    try:
+        port = url.port or 6379
+    except ValueError as error:
+        raise _refused(key, f"is no URL: {error}") from error
+    if url.scheme != "redis" or not url.hostname:  # it may hold a password, so it is not shown
+        raise _refused(
+            key, f"must be redis://host:port, not {url.scheme!r:.100}; describe other places in 'l2_adapters'"
+        )
+    found = {"type": "resp", "host": url.hostname, "port": port}
     who = {"username": url.username, "password": url.password}
     return found | {name: said for name, said in who.items() if said}
 

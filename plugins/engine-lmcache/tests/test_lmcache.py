@@ -281,6 +281,12 @@ def test_what_lies_behind_and_cannot_be_used_stops_the_start(adapter: dict[str, 
         open_over(None, l2_adapters=[adapter])
 
 
+@pytest.mark.usefixtures("library")
+def test_memory_that_holds_no_two_blocks_stops_the_start() -> None:
+    with pytest.raises(EngineError, match=r"l1_size_gb 4e-06 is 4294 bytes on each rank, and two blocks take 8192"):
+        open_over(None, l1_size_gb=4e-6)
+
+
 def test_without_the_library_the_start_is_refused_by_its_name() -> None:
     if find_spec("lmcache") is not None:
         pytest.skip("lmcache is installed")
