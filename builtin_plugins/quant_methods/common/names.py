@@ -65,6 +65,9 @@ def wildcards(text: str) -> Fits | None:
     """Read wildcards, as NVIDIA's and AMD's tools have them: they fit a whole name."""
     if text.startswith(MARK) or not any(sign in text for sign in WILD):
         return marked(text)
+    begin = text.removesuffix("*")
+    if not any(sign in begin for sign in WILD):
+        return lambda name: name.startswith(begin)
     whole = re.compile(translate(text))
     return lambda name: whole.match(name) is not None
 
@@ -86,15 +89,15 @@ class Listed:
     def __init__(self, texts: Collection[str], reading: Reading = marked, *, anywhere: bool = False) -> None:
         self._anywhere = anywhere
         self._names: dict[str, str] = {}
-        self._patterns: list[tuple[str, Fits]] = []
+        self._patterns: list[tuple[str, Fits, bool]] = []
         for text in texts:
             fits = reading(text)
             if fits is None:
                 self._names.setdefault(_below_root(text.removesuffix(".weight")), text)
             else:
-                self._patterns.append((text, fits))
+                self._patterns.append((text, fits, any(sign in text for sign in UNLESS)))
         self._lengths = sorted({name.count(".") + 1 for name in self._names}, reverse=True)
-        self._roots = [root for root, mark in ROOTS.items() if any(mark in text for text, _ in self._patterns)]
+        self._roots = [root for root, mark in ROOTS.items() if any(mark in text for text, *_ in self._patterns)]
         self._places = {text: place for place, text in enumerate(texts)}
 
     def find(self, prefix: str) -> str | None:
@@ -126,12 +129,15 @@ class Listed:
             return None
         spelled = spellings(prefix)
         others = [f"{root}{_below_root(own)}" for root in self._roots for own in spelled if ROOT.match(own)]
-        for text, fits in self._patterns:
-            if any(sign in text for sign in UNLESS):
+        tried = (*spelled, *others)
+        for text, fits, is_negative in self._patterns:
+            if is_negative:
                 if all(map(fits, spelled)):
                     return text
-            elif any(map(fits, spelled)) or any(map(fits, others)):
-                return text
+                continue
+            for own in tried:
+                if fits(own):
+                    return text
         return None
 
 
@@ -145,4 +151,5 @@ def _names_of(prefix: str) -> tuple[str, ...]:
 
 
 def _below_root(name: str) -> str:
-    return ROOT.sub("", name, count=1) if ROOT.match(name) else name
+    root = ROOT.match(name)
+    return name if root is None else name[root.end() :]
