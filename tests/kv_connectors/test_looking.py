@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from core import LLM
+from core.testing import conformance
 from core.testing.checkpoints import make_checkpoint
+from core.testing.conformance import Case
 from tests.kv_connectors.trial import FAKE, PROMPTS, Tokens, open_llm, run, settle, traffic
 
 PLUGINS = [*FAKE, "tests.kv_connectors.asked"]
@@ -22,6 +24,11 @@ def fill(folder: Path, **options: Any) -> None:
     with open_asking(folder, **options) as llm:
         run(llm)
         settle(llm)
+
+
+@pytest.mark.parametrize("case", conformance.cases("tests.kv_connectors.asked"), ids=str)
+def test_a_store_that_is_asked_holds_to_the_contract(case: Case) -> None:
+    case()
 
 
 def test_what_another_engine_has_just_written_is_found_with_the_next_request(expected: Tokens, tmp_path: Path) -> None:
