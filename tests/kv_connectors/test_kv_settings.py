@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -57,8 +56,6 @@ def test_a_connector_that_is_installed_apart_is_named(name: str, cure: str) -> N
 
 
 def test_lmcache_behind_the_cache_is_installed_apart() -> None:
-    if find_spec("engine_lmcache") is not None:
-        pytest.skip("engine-lmcache is installed")
     with pytest.raises(EngineError, match=r"lmcache.*pip install plugins/engine-lmcache"):
         open_llm(kv_offloading_size=0.5, kv_offloading_backend="lmcache")
 
