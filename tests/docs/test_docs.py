@@ -31,10 +31,8 @@ MODEL = "Qwen/Qwen3-0.6B"
 SESSIONS = [page for page in sorted(DOCS.rglob("*.md")) if "```shell-session" in page.read_text()]
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> dict[str, str]:
-    """An environment of its own, into which a page may install, that sees the packages of this one."""
-    folder = tmp_path_factory.mktemp("environment") / "venv"
+def environment_in(folder: Path) -> dict[str, str]:
+    """Make an environment, into which a page may install, that sees the packages of this one."""
     venv.create(folder)
     paths = {"base": str(folder), "platbase": str(folder)}
     packages, scripts = (Path(sysconfig.get_path(name, "venv", paths)) for name in ("purelib", "scripts"))
@@ -48,6 +46,18 @@ def environment(tmp_path_factory) -> dict[str, str]:
         (scripts / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PYTHON", "COV_"))}
     return {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """One for all pages: what one installs is there for the next."""
+    return environment_in(tmp_path_factory.mktemp("environment") / "venv")
+
+
+@pytest.fixture
+def fresh_environment(tmp_path_factory) -> dict[str, str]:
+    """One in which nothing was installed: a server's session shows the plugins that it has."""
+    return environment_in(tmp_path_factory.mktemp("environment") / "venv")
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +96,10 @@ def test_commands_print_what_the_page_says(page, warmed, tmp_path):
 
 @pytest.mark.slow  # a session with real waits: on a busy machine a line may come late
 @pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
-def test_sessions_go_as_the_page_says(page, environment, tmp_path):
+def test_sessions_go_as_the_page_says(page, fresh_environment, tmp_path):
     """A page's `shell-session` blocks are one session; numbers, folders and a line `...` stand for any."""
     here = {"8000": free_port(), MODEL: str(make_checkpoint("Qwen3ForCausalLM", tmp_path / "model"))}
-    shell = Session(tmp_path, environment)
+    shell = Session(tmp_path, fresh_environment)
     try:
         for language, title, text in blocks(page):
             text = replaced(text, here)
