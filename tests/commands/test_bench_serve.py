@@ -69,7 +69,9 @@ def test_figures_have_the_names_that_dashboards_know(measure: Callable[..., Any]
         assert result[name] > 0
     for metric in ("ttft", "tpot", "itl", "e2el"):
         for figure in ("mean", "median", "p90", "p99"):
-            assert result[f"{figure}_{metric}_ms"] > 0
+            found = result[f"{figure}_{metric}_ms"]
+            # On a busy machine an answer may be read whole, all its pieces at once.
+            assert found > 0 or (metric in ("tpot", "itl") and found == 0)
     assert result["model_id"] == "scripted:"
     assert result["request_goodput"] == result["request_throughput"]
     printed = capsys.readouterr()
