@@ -5,6 +5,7 @@ engine without one, with what it must come to: whether the tokens are the same, 
 the median time to the first token of turns that come back, and what a step of rows that decode takes while blocks move, by what it takes
 while none do (steps in which a prompt is computed are left out). As it stands it takes ten minutes on two cores, most of it without a connector.
 Run: python -m benchmarks.kv.bench_conversations [--model FOLDER] [--conversations N] [--turns N] [--held N] [--says N] [--answers N]
+[--steps N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def converse(llm: LLM, args: argparse.Namespace) -> Run:
     return run
 
 
-def decode_beside(llm: LLM, run: Run, args: argparse.Namespace) -> None:
-    """Measure steps of rows that decode, while conversations come back and leave again."""
+def decode_beside(llm: LLM, run: Run, args: argparse.Namespace, first: int) -> None:
+    """Measure steps of rows that decode, while conversations from the `first` on come back and leave again."""
     half = next(
         (m.__wrapped__.__self__ for name, m in llm.core.scheduler._extensions._planned if name == "kv_connectors"), None
     )
@@ -85,7 +86,7 @@ def decode_beside(llm: LLM, run: Run, args: argparse.Namespace) -> None:
     llm.core.observe = observe
     for step in range(args.steps - 4):
         if step % 12 == 11 and half is not None:
-            back = step // 12 % args.conversations
+            back = (first + step // 12) % args.conversations
             llm.add_request(
                 f"back {step}", said(back, 0, args.says) + run.tokens[back] + said(back, 1, args.says), short
             )
@@ -100,7 +101,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="default: random weights in the shape of Qwen3-0.6B")
     parser.add_argument("--dtype", default="bfloat16")
-    for name, count in (("conversations", 50), ("turns", 8), ("held", 5), ("says", 62), ("answers", 2), ("steps", 240)):
+    for name, count in (
+        ("conversations", 50),
+        ("turns", 8),
+        ("held", 5),
+        ("says", 62),
+        ("answers", 2),
+        ("steps", 240),
+        ("rounds", 6),
+    ):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--connectors", nargs="*", default=["offload", "disk"])
     args = parser.parse_args()
@@ -126,7 +135,8 @@ def main() -> None:
                 log_level="error",
             ) as llm:
                 run = converse(llm, args)
-                decode_beside(llm, run, args)
+                for turn in range(args.rounds):  # few steps move blocks: those of one round differ by more than 5 %
+                    decode_beside(llm, run, args, turn * (args.steps // 12))
             if base is None:
                 base = run
                 first = 1e3 * statistics.median(run.first_token_s)
