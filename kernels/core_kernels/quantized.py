@@ -33,7 +33,7 @@ class QuantizedOps(ScaledOps):
     """Integers of eight or four bits, or floats of four.
 
     A product's row depends on its row of x alone. `group` is how many inputs share a scale; `scales` is what those are,
-    bfloat16 or float16, or powers of two (float8_e8m0fnu), or float8_e4m3fn, of which each row has a factor in float32.
+    bfloat16 or float16; of floats also powers of two (float8_e8m0fnu), or float8_e4m3fn, of which each row has a factor.
     `zeros`: each group has a zero point as well, an integer (int16) or not (float16). `is_float`: codes are four-bit floats,
     twice as large. Weights that are rounded here are integers with scales in bfloat16 and without zero points. `x_bits`: what x
     is rounded to unless it is float32; 16 loses next to nothing, 8, for weights of 8 bits, takes one scale for a row of x.
@@ -60,8 +60,8 @@ class QuantizedOps(ScaledOps):
             )
         if scales not in SCALES:
             raise ValueError(f"scales of {scales}; they are of one of {', '.join(map(str, SCALES))}")
-        if zeros is not None and scales.itemsize == 1:
-            raise ValueError(f"scales of {scales} beside zero points: these need scales of two bytes")
+        if scales.itemsize == 1 and not is_float:
+            raise ValueError(f"scales of {scales} beside integers: these need scales of two bytes")
         if x_bits not in (16, bits):
             raise ValueError(f"rows of {x_bits} bits by weights of {bits}: both are 8, or rows are of 16")
         self.bits: Final = bits

@@ -127,7 +127,7 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, La
             const float factor = at.has_factors() ? load_factors(kept, tile)[lane] : 1;
             for (int64_t g = 0; g < at.groups(); ++g) {
                 const uint8_t* group = kept + at.group_at(g, columns);
-                const float scale = load_scales(group, tile, at)[lane] * factor;
+                const float scale = load_scales<kCode>(group, tile, at)[lane] * factor;
                 const float zero = zero_at<kCode>(group, column, columns, at);
                 const uint8_t* place = group + at.codes_at(columns) + column * sizeof(uint32_t);
                 float* own = numbers.get() + g * at.group;
@@ -173,10 +173,11 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
 }
 
 // What is added to a total for a group's sum, of x with this sum and scale, in one tile of columns.
+template <int kCode>
 class Scaled {
 public:
     Scaled(const uint8_t* group, int64_t tile, int64_t columns, const Layout& at)
-        : scale_(load_scales(group, tile, at)),
+        : scale_(load_scales<kCode>(group, tile, at)),
           has_zeros_(at.zeros == kFloatZeros),
           zeros_(has_zeros_ ? load_float_zeros(group, tile, columns) : Floats{}) {}
 
@@ -211,7 +212,7 @@ void block(Floats (&totals)[R][C], const Rows& rows, int64_t row, const uint8_t*
         add_group<kCode, kForm, R, C, kLines>(sums, high, rows, rows.at(row, g * at.group),
                                        group + at.codes_at(columns) + tile * sizeof(Words), columns, at.inputs(g), ahead + head);
         for (int c = 0; c < C; ++c) {
-            const Scaled scaled(group, tile + c, columns, at);
+            const Scaled<kCode> scaled(group, tile + c, columns, at);
             for (int r = 0; r < R; ++r) {
                 const Ints sum = joined<kForm>(sums[r][c], high[r][c]);
                 totals[r][c] = scaled.added(totals[r][c], sum, rows.sums[of + r], rows.scales[scales_at + r]);
@@ -278,7 +279,7 @@ inline void add_tiled_group(Floats (*totals)[kTiles], const Rows& rows, int64_t 
     Ints high[kTileRows][2], low[kTileRows][2];
     ByteBlock::store(high, low);
     for (int c = 0; c < 2 && tile + c < tiles; ++c) {
-        const Scaled scaled(group, tile + c, tiles * kLanes, at);
+        const Scaled<kCode> scaled(group, tile + c, tiles * kLanes, at);
         const Ints zeros = load_zeros<kCode>(group, tile + c, tiles * kLanes, at);
         for (int64_t r = 0; r < count; ++r) {
             const int32_t x_sum = rows.sums[index * rows.count + row + r];

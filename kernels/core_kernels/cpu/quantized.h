@@ -15,6 +15,7 @@ enum CodeKind : int32_t {
 enum ScaleKind : int64_t {
     kBFloat16Scales = 0,
     kFloat16Scales = 1,
+    // Of a byte:
     kByteScales = 2,  // floats of eight bits (E4M3), and for each row a float32 that multiplies all of its own
     kPowerScales = 3,  // powers of two by their exponents (vectors.h)
 };
