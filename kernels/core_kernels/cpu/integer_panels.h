@@ -42,8 +42,8 @@ struct Layout {
     int64_t codes_at(int64_t columns) const { return columns * head_bytes(); }  // from a group's beginning
 };
 
-// Sixteen floats of eight bits (E4M3).
-inline Floats load_small(const uint8_t* from) {
+// Sixteen floats of eight bits (E4M3). As a call: beside it scales of other types would cost more, which are more often read.
+__attribute__((noinline)) inline Floats load_small(const uint8_t* from) {
     const Words codes = load_bytes(from), own = codes & 0x7f;
     const Floats small = __builtin_convertvector((Ints)own, Floats) * 0x1p-9f;
     Words found = own < 8 ? (Words)small : (own << 20) + (120u << 23);
