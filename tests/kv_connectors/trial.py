@@ -6,6 +6,7 @@ import socket
 import time
 from functools import cache
 from inspect import unwrap
+from pathlib import Path
 from typing import Any
 
 from core import LLM, SamplingParams
@@ -71,6 +72,24 @@ def settle(llm: LLM) -> None:
         assert time.monotonic() < end_s, "blocks are on their way for ever"
         llm.core.step()
         time.sleep(0.005)
+
+
+def check_under(fault: str, llm: LLM, expected: Tokens) -> None:
+    """Assert that tokens are right whatever the fault, and that the tier says so where it does not work."""
+    for _ in range(2):
+        assert run(llm)[0] == expected
+        assert llm.reset_prefix_cache()
+    counts, works = traffic(llm).counts, fault in ("none", "slow")
+    assert (counts.loaded > 0) == works
+    assert (counts.unloaded + counts.unstored == 0) == works
+    assert traffic(llm).info()["state"] == ("ready" if works else "degraded")
+
+
+def flip(path: Path) -> None:
+    """Change a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 8
+    path.write_bytes(data)
 
 
 def free_port() -> int:

@@ -8,7 +8,6 @@ from builtin_plugins.quant_methods.awq.format import BITS, AwqFormat
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, expressions
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
 from core.quantization.stated import names
 
 
@@ -28,8 +27,3 @@ class Awq(AllButListed):
                 "of -1 (a row) or more inputs, and of its versions gemm is read. Convert the checkpoint with AutoAWQ."
             )
         self._format = AwqFormat(group)
-
-    def stored(self, prefix: str) -> StoredFormat | None:
-        """Return the one format."""
-        del prefix
-        return self._format

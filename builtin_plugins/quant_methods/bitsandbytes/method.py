@@ -41,11 +41,6 @@ class BitsAndBytes(AllButListed):
         )
         self._stated = config.get("llm_int8_skip_modules")
 
-    def stored(self, prefix: str) -> StoredFormat | None:
-        """Return the one format."""
-        del prefix
-        return self._format
-
     def decide_head(self, prefix: str) -> StoredFormat | None:
         """Return the same for the head, which is left out where the config names nothing."""
         return None if self._stated is None else self.decide(prefix)

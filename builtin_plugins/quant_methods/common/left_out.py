@@ -15,6 +15,9 @@ class AllButListed(StoredMethod):
     (`gate` of an AWQ config is a mixture's router to transformers, and `gate_proj` as well to AutoAWQ.)
     """
 
+    _format: StoredFormat | None
+    """Of all weights that are not left out, where they have one."""
+
     def __init__(self, config: Any, plain: Listed) -> None:
         super().__init__(config)
         self._plain = plain
@@ -27,8 +30,9 @@ class AllButListed(StoredMethod):
         return stored if self._is_there(prefix, stored) else None
 
     def stored(self, prefix: str) -> StoredFormat | None:
-        """Return the format that the weight with this prefix has where the list does not name it."""
-        raise NotImplementedError
+        """Return the format that the weight with this prefix has where the list does not name it: mostly the one of all."""
+        del prefix
+        return self._format
 
     def _is_there(self, prefix: str, stored: StoredFormat) -> bool:
         """Say whether the checkpoint is known to have all tensors of a format, which are more than the weight."""

@@ -10,7 +10,6 @@ from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
 from builtin_plugins.quant_methods.fp8.rounding import Fp8Rounded
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
 from core.quantization.method import StoredMethod
 from core.quantization.stated import names
 
@@ -26,16 +25,9 @@ def make_fp8(config: Any = None) -> StoredMethod:
 class _Floats(AllButListed):
     """All linear layers are stored alike, but those that the config names."""
 
-    _format: StoredFormat
-
     def __init__(self, config: Any = None) -> None:
         listed = names(config or {}, "ignored_layers", "modules_to_not_convert")
         super().__init__(config, Listed(listed, expressions, anywhere=True))
-
-    def stored(self, prefix: str) -> StoredFormat | None:
-        """Return the one format."""
-        del prefix
-        return self._format
 
 
 class Fp8(_Floats):

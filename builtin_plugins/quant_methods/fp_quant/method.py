@@ -8,7 +8,6 @@ from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.fp_quant.format import GROUPS, RotatedFormat
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
 from core.quantization.stated import names
 
 ROTATED: Final = 32
@@ -43,8 +42,3 @@ class FpQuant(AllButListed):
                 "read. Save the model without it."
             )
         self._format = RotatedFormat(kind, size)
-
-    def stored(self, prefix: str) -> StoredFormat | None:
-        """Return the one format."""
-        del prefix
-        return self._format

@@ -22,7 +22,7 @@ from core.testing import conformance
 from core.testing.checkpoints import make_checkpoint
 from core.testing.conformance import Case
 from core.testing.kv_faults import FAULTS
-from tests.kv_connectors.trial import FAKE, PROMPTS, alone, open_llm, run, settle, traffic
+from tests.kv_connectors.trial import FAKE, PROMPTS, alone, check_under, flip, open_llm, run, settle, traffic
 from tests.patience import PATIENCE_S
 
 PLUGIN = "engine_lmcache.plugin"
@@ -177,26 +177,14 @@ def test_every_rank_keeps_its_own_part(split: tuple[int, int], tmp_path: Path) -
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "hang" not in fault])
 def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: str, tmp_path: Path) -> None:
     with open_over(tmp_path, fault=fault) as llm:
-        for _ in range(2):
-            assert run(llm)[0] == expected
-            assert llm.reset_prefix_cache()
-        counts, works = traffic(llm).counts, fault in ("none", "slow")
-        assert (counts.loaded > 0) == works
-        assert (counts.unloaded + counts.unstored == 0) == works
-        assert traffic(llm).info()["state"] == ("ready" if works else "degraded")
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 8
-    path.write_bytes(data)
+        check_under(fault, llm, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     "damage",
-    [_flip, lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.write_bytes(bytes(1 << 14))],
+    [flip, lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.write_bytes(bytes(1 << 14))],
     ids=["flipped", "cut short", "another's"],
 )
 def test_damaged_objects_are_noticed_and_computed_again(

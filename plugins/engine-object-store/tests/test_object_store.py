@@ -23,7 +23,7 @@ from core.errors import EngineError  # noqa: E402
 from core.testing import conformance  # noqa: E402
 from core.testing.conformance import Case  # noqa: E402
 from core.testing.kv_faults import FAULTS  # noqa: E402
-from tests.kv_connectors.trial import FAKE, PROMPTS, alone, open_llm, run, settle, traffic  # noqa: E402
+from tests.kv_connectors.trial import FAKE, PROMPTS, alone, check_under, flip, open_llm, run, settle, traffic  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 
 PLUGIN = "engine_object_store.plugin"
@@ -90,25 +90,13 @@ def test_what_another_engine_has_put_there_is_found_in_time(expected: list[list[
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "hang" not in fault])
 def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: str, tmp_path: Path) -> None:
     with open_over((tmp_path / "bucket").as_uri(), fault=fault) as llm:
-        for _ in range(2):
-            assert run(llm)[0] == expected
-            assert llm.reset_prefix_cache()
-        counts, works = traffic(llm).counts, fault in ("none", "slow")
-        assert (counts.loaded > 0) == works
-        assert (counts.unloaded + counts.unstored == 0) == works
-        assert traffic(llm).info()["state"] == ("ready" if works else "degraded")
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 8
-    path.write_bytes(data)
+        check_under(fault, llm, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
-    [_flip, lambda path: path.write_bytes(path.read_bytes()[:-9]), Path.unlink],
+    [flip, lambda path: path.write_bytes(path.read_bytes()[:-9]), Path.unlink],
     ids=["flipped", "cut short", "gone"],
 )
 def test_damaged_objects_are_noticed_and_computed_again(
